@@ -1,0 +1,97 @@
+/* error.c - statuses, their names, and messages that say what to do. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "internal.h"
+
+const char *mpq_status_name(mpq_status status)
+{
+    switch (status) {
+    case MPQ_OK: return "ok";
+    case MPQ_AGAIN: return "again";
+    case MPQ_FLUSH: return "flush";
+    case MPQ_EMPTY: return "empty";
+    case MPQ_TIMEOUT: return "timeout";
+    case MPQ_INTERRUPTED: return "interrupted";
+    case MPQ_FULL: return "full";
+    case MPQ_CLOSED: return "closed";
+    case MPQ_SEALED: return "sealed";
+    case MPQ_TOO_LARGE: return "too large";
+    case MPQ_CONSUMER_BUSY: return "consumer busy";
+    case MPQ_STALE: return "stale item";
+    case MPQ_OUT_OF_RANGE: return "out of range";
+    case MPQ_CORRUPT: return "corrupt";
+    case MPQ_POISONED: return "poisoned";
+    case MPQ_FLUSH_FAILED: return "flush failed";
+    case MPQ_NO_SPACE: return "no space";
+    case MPQ_NOT_A_QUEUE: return "not a queue";
+    case MPQ_REMOVED: return "queue removed";
+    case MPQ_FORMAT: return "format";
+    case MPQ_MISMATCH: return "options mismatch";
+    case MPQ_FILESYSTEM: return "unsupported filesystem";
+    case MPQ_LOCK_TIMEOUT: return "lock timeout";
+    case MPQ_ATTACHED: return "attached";
+    case MPQ_FORKED: return "forked";
+    case MPQ_INVALID: return "invalid";
+    case MPQ_SYSTEM: return "system";
+    case MPQ_MEMORY: return "memory";
+    case MPQ_INTERNAL: return "internal";
+    }
+    return "unknown";
+}
+
+const char *mpq_full_reason_name(uint32_t reason)
+{
+    switch (reason) {
+    case MPQ_FULL_CAPACITY: return "capacity";
+    case MPQ_FULL_BYTES: return "bytes";
+    case MPQ_FULL_RING: return "ring";
+    case MPQ_FULL_SCHEDULED: return "scheduled";
+    case MPQ_FULL_PINNED: return "pinned";
+    default: return "unknown";
+    }
+}
+
+static void fill(struct mpq_error *error, mpq_status status, int os_errno, const char *format,
+                 va_list arguments)
+{
+    memset(error, 0, offsetof(struct mpq_error, message));
+    error->status = status;
+    error->os_errno = os_errno;
+    error->pid = -1;
+    vsnprintf(error->message, sizeof error->message, format, arguments);
+}
+
+mpq_status mpq_fail(struct mpq_error *error, mpq_status status, const char *format, ...)
+{
+    if (error != NULL) {
+        va_list arguments;
+        va_start(arguments, format);
+        fill(error, status, 0, format, arguments);
+        va_end(arguments);
+    }
+    return status;
+}
+
+mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
+{
+    int saved = errno;
+    mpq_status status = MPQ_SYSTEM;
+    if (saved == ENOSPC || saved == EDQUOT)
+        status = MPQ_NO_SPACE;
+    else if (saved == ENOMEM)
+        status = MPQ_MEMORY;
+    if (error != NULL) {
+        va_list arguments;
+        va_start(arguments, format);
+        fill(error, status, saved, format, arguments);
+        va_end(arguments);
+        size_t used = strlen(error->message);
+        snprintf(error->message + used, sizeof error->message - used, ": %s%s", strerror(saved),
+                 status == MPQ_NO_SPACE
+                     ? "; the queue is as it was: free space, then try again"
+                     : "");
+    }
+    errno = saved;
+    return status;
+}

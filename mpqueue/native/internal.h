@@ -1,0 +1,535 @@
+/* internal.h - the handle and what the files of the core offer each other.
+ *
+ * Locking inside a process: queue->mutex guards the table of mappings and everything a claim
+ * touches in the handle; consumer->mutex guards the consumer; queue->flush_mutex makes flushes
+ * through this handle's mappings go one at a time. Order: consumer->mutex, queue->mutex, header
+ * lock; flush_mutex is taken with none of them held. Nothing sleeps under queue->mutex or the header
+ * lock; mapping a segment happens under queue->mutex but never under the header lock.
+ */
+#ifndef MPQ_INTERNAL_H
+#define MPQ_INTERNAL_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "io.h"
+#include "mpq.h"
+
+#define MPQ_LIKELY(x) __builtin_expect(!!(x), 1)
+#define MPQ_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+#define MPQ_MS 1000000ULL
+#define MPQ_SLICE_NS (100 * MPQ_MS)     /* no sleep is longer */
+#define MPQ_LOCK_WARN_NS 10000000000ULL /* a longer wait for the header lock is worth a warning */
+#define MPQ_MAPS 256u                   /* mappings a handle keeps, by generation modulo this */
+#define MPQ_BATCH_MAX 4096u
+#define MPQ_TICKET_OWN UINT64_MAX /* put_flush: a flush of its own, whatever others do */
+
+static inline uint64_t mpq_min64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t mpq_max64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline void mpq_raise_to(_Atomic uint64_t *word, uint64_t value)
+{
+    uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
+    while (seen < value && !atomic_compare_exchange_weak_explicit(
+                               word, &seen, value, memory_order_acq_rel, memory_order_relaxed))
+        ;
+}
+
+#define mpq_load(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define mpq_store(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+/* a counter with one writing thread at a time */
+#define mpq_bump(word, by) mpq_store(word, mpq_load(word) + (by))
+
+/* ---- error.c */
+mpq_status mpq_fail(struct mpq_error *error, mpq_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* From errno: ENOSPC and EDQUOT = MPQ_NO_SPACE, ENOMEM = MPQ_MEMORY, else MPQ_SYSTEM. */
+mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* ---- guard.c: a truncated file under a mapping is an error, not the death of the process */
+#include <setjmp.h>
+struct mpq_guard {
+    sigjmp_buf jump;
+    struct mpq_guard *outer;
+    struct mpq_queue *locked;      /* holds the header lock of this queue */
+    _Atomic uint64_t *claimed;     /* state word of a claim not yet published */
+    uint64_t claimed_state;
+    uint32_t claimed_count;        /* of a batch: its frames follow each other */
+};
+extern __thread struct mpq_guard *mpq_guard_top __attribute__((tls_model("initial-exec")));
+void mpq_guard_install(void);
+/* After a fault: undoes what the thread held. Returns the status for the caller. */
+mpq_status mpq_guard_recover(struct mpq_guard *guard, struct mpq_queue *queue,
+                             struct mpq_error *error);
+static inline void mpq_guard_push(struct mpq_guard *guard)
+{
+    guard->outer = mpq_guard_top;
+    guard->locked = NULL;
+    guard->claimed = NULL;
+}
+#define MPQ_GUARD_ARM(guard) (mpq_guard_top = (guard))
+#define MPQ_GUARD_DROP(guard) (mpq_guard_top = (guard)->outer)
+
+/* ---- the handle */
+struct mpq_segment {
+    const struct mpq_io *io;
+    uint8_t *base;
+    uint64_t generation;
+    uint64_t bytes;
+    _Atomic uint32_t references;
+    bool flushed_before;    /* false: the first flush re-dirties and covers the head pages */
+    uint64_t touched;       /* offset up to which pages were touched ahead */
+    uint64_t epoch;         /* of its roll record, once it was looked up */
+};
+
+struct mpq_pin { /* a kernel lock kept by a mapping of its description */
+    void *map;
+    int fd; /* -1, or kept open where a mapping does not pin */
+};
+
+struct mpq_fork_page { /* wiped in a forked child */
+    _Atomic uint64_t incarnation; /* 0 = not joined in this process */
+    _Atomic uint64_t joining;
+};
+
+struct mpq_queue {
+    const struct mpq_io *io;
+    char *path;
+    int dirfd;
+    int checker; /* meta: probes of lock bytes, reads, writes; owns no lock */
+    uint64_t meta_inode, meta_device;
+    uint8_t uuid[16];
+    uint64_t hash_seed;
+    char gate_name[48];
+    void *gate; /* semaphore or NULL */
+    bool gate_missing_told;
+
+    struct mpq_control *control;
+    uint64_t control_bytes;
+    struct mpq_member *members;
+    struct mpq_ring_entry *ring;
+    struct mpq_window_word *window;
+    _Atomic uint64_t *attempts;
+    uint32_t window_words;
+    uint64_t segment_size;
+    struct mpq_options created; /* from meta: what cannot change */
+
+    struct mpq_fork_page *fork;
+    uint64_t incarnation;
+    struct mpq_member *me;
+    bool me_shared;
+    struct mpq_pin pin;
+    bool weak;
+
+    pthread_mutex_t mutex;
+    pthread_mutex_t flush_mutex;
+    struct mpq_segment *maps[MPQ_MAPS];
+    struct mpq_consumer *consumer;
+    _Atomic uint32_t closing;
+    _Atomic uint32_t inflight; /* blocking calls inside */
+    bool published;            /* something was published by this handle */
+    _Atomic uint64_t prepare_after_ns; /* preparing ahead failed: not again before this */
+    struct mpq_stats last_stats;
+
+    _Atomic uint32_t events;
+    struct mpq_event_info event_info;
+};
+
+/* ---- member.c */
+/* 0 = taken, 1 = somebody holds it, -1 = errno. ESTALE: meta was replaced. */
+int mpq_pin_take(struct mpq_queue *queue, uint64_t offset, uint64_t bytes, struct mpq_pin *pin);
+void mpq_pin_drop(struct mpq_queue *queue, struct mpq_pin *pin);
+/* Waits for a byte in slices. */
+mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct mpq_call *call,
+                        struct mpq_pin *pin, const char *what, struct mpq_error *error);
+/* True only with the kernel's word for it: monotone. */
+bool mpq_dead(struct mpq_queue *queue, uint64_t incarnation);
+/* Takes an incarnation; the gate is held. */
+mpq_status mpq_join(struct mpq_queue *queue, struct mpq_error *error);
+void mpq_leave(struct mpq_queue *queue);
+/* In a forked child: joins anew (takes the gate). */
+mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call,
+                      struct mpq_error *error);
+/* The range is held: every entry is of the dead. */
+void mpq_members_clear(struct mpq_queue *queue);
+/* -1 when unknown */
+int64_t mpq_pid_of(struct mpq_queue *queue, uint64_t incarnation);
+/* MPQ_OK, MPQ_REMOVED: the directory or meta is gone or replaced */
+mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error);
+
+static inline bool mpq_forked(const struct mpq_queue *queue)
+{
+    return MPQ_UNLIKELY(mpq_load(queue->fork->incarnation) == 0);
+}
+
+/* Entry of a blocking call: rejoins after a fork, refuses a closed handle, counts it in. */
+mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call,
+                     struct mpq_error *error);
+void mpq_exit(struct mpq_queue *queue);
+
+/* ---- wait.c */
+struct mpq_waiter {
+    _Atomic uint32_t *event;
+    _Atomic uint32_t *flag;
+    uint32_t value;
+};
+/* Arms the flag; then the caller re-checks its condition and calls mpq_wait_sleep or just leaves. */
+struct mpq_waiter mpq_wait_arm(_Atomic uint32_t *event, _Atomic uint32_t *flag);
+/* One slice at most, not beyond the deadline. MPQ_OK, MPQ_TIMEOUT, MPQ_INTERRUPTED. */
+mpq_status mpq_wait_sleep(struct mpq_queue *queue, const struct mpq_waiter *waiter,
+                          const struct mpq_call *call, uint64_t slice_ns);
+/* After the state change: wakes whoever armed the flag. */
+void mpq_wake(struct mpq_queue *queue, _Atomic uint32_t *event, _Atomic uint32_t *flag);
+/* A plain pause of one slice with the same returns. */
+mpq_status mpq_pause(struct mpq_queue *queue, const struct mpq_call *call, uint64_t slice_ns);
+
+/* ---- lock.c: the header lock */
+struct mpq_lock_wait {
+    bool contended; /* has slept: takes the lock with the waiters bit set */
+    uint64_t seen;
+    uint64_t slice_ns;
+    uint64_t since_ns;
+    bool warned;
+};
+bool mpq_lock_try(struct mpq_queue *queue, const struct mpq_lock_wait *wait);
+void mpq_lock_release(struct mpq_queue *queue);
+/* Sleeps one slice for the lock. */
+mpq_status mpq_lock_sleep(struct mpq_queue *queue, struct mpq_lock_wait *wait,
+                          const struct mpq_call *call, struct mpq_error *error);
+
+/* ---- control.c */
+struct mpq_tail_now {
+    uint64_t position, next_seq, items, bytes, scheduled;
+};
+struct mpq_consumer_now {
+    uint64_t floor, floor_position, word_index, word_value, scheduled;
+    struct mpq_totals totals;
+};
+uint64_t mpq_control_bytes(const struct mpq_options *options);
+mpq_status mpq_control_make(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
+                            const char *boot_id, int *fd, struct mpq_error *error);
+mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes,
+                           struct mpq_error *error);
+void mpq_control_unmap(struct mpq_queue *queue);
+void mpq_config_store(struct mpq_control *control, const struct mpq_options *options);
+struct mpq_tail_now mpq_tail_read(const struct mpq_control *control);
+/* Under the header lock (or alone): prepares the inactive half and flips. */
+void mpq_tail_write(struct mpq_control *control, const struct mpq_tail_now *now);
+/* Seqs from here to next_seq were never issued when next_seq began an epoch. */
+static inline uint64_t mpq_walked_end(const struct mpq_control *control, uint64_t next_seq)
+{
+    return next_seq == mpq_load(control->epoch_first_seq) ? mpq_load(control->epoch_previous_seq)
+                                                          : next_seq;
+}
+bool mpq_tail_proved(const struct mpq_control *control);
+struct mpq_consumer_now mpq_consumer_read(const struct mpq_control *control);
+void mpq_consumer_write(struct mpq_control *control, const struct mpq_consumer_now *now);
+bool mpq_consumer_proved(const struct mpq_control *control);
+
+/* ---- meta.c */
+mpq_status mpq_meta_read(struct mpq_queue *queue, struct mpq_meta_slot *meta,
+                         struct mpq_error *error);
+/* Both slots, each synced. The caller holds MPQ_BYTE_META or the range. */
+mpq_status mpq_meta_write(struct mpq_queue *queue, struct mpq_meta_slot *meta,
+                          struct mpq_error *error);
+/* Read, change, write under MPQ_BYTE_META. */
+mpq_status mpq_meta_update(struct mpq_queue *queue,
+                           void (*change)(struct mpq_meta_slot *meta, void *arg), void *arg,
+                           const struct mpq_call *call, struct mpq_error *error);
+mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *options,
+                           struct mpq_error *error);
+/* Latches a failed flush for every process, present and future. */
+void mpq_poison(struct mpq_queue *queue, int failed_errno, uint32_t stage);
+mpq_status mpq_poisoned(struct mpq_queue *queue, struct mpq_error *error);
+/* Raises meta's seq mark so that claims up to `seq` may be made; ahead, in blocks. */
+mpq_status mpq_mark_raise(struct mpq_queue *queue, uint64_t seq, uint64_t generation,
+                          const struct mpq_call *call, struct mpq_error *error);
+#define MPQ_SEQ_BLOCK (1ULL << 20)
+
+/* ---- frame.c */
+static inline uint64_t mpq_header_seed(uint64_t hash_seed, uint64_t generation, uint64_t offset)
+{
+    return hash_seed + generation * MPQ_SEED_GENERATION + offset * MPQ_SEED_OFFSET;
+}
+static inline uint64_t mpq_body_seed(uint64_t header_seed, uint64_t seq)
+{
+    return header_seed + seq * MPQ_SEED_SEQ;
+}
+static inline _Atomic uint64_t *mpq_state_of(struct mpq_frame *frame)
+{
+    return (_Atomic uint64_t *)(void *)&frame->state;
+}
+/* The nearest code within one flipped bit, else 0xFF. */
+unsigned mpq_state_decode(uint64_t state);
+
+enum mpq_sight {
+    MPQ_SEE_FRAME,  /* header whole (as read or with one flipped bit undone) */
+    MPQ_SEE_END,    /* too little room left in the segment for a header */
+    MPQ_SEE_DAMAGE, /* no header here */
+};
+struct mpq_seen {
+    struct mpq_frame header; /* state as loaded (acquire) */
+    uint64_t extent;
+    unsigned code;           /* decoded state; PAD by flag */
+    bool healed;             /* one bit of the header was wrong */
+};
+/* Looks at an offset. last_seq: frames must have a seq >= min_seq (pads too). */
+enum mpq_sight mpq_frame_see(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                             uint64_t offset, uint64_t min_seq, struct mpq_seen *seen);
+bool mpq_body_holds(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                    uint64_t offset, const struct mpq_frame *header);
+/* From offset on, in steps of 32: the next frame with seq >= min_seq that is an item, a gap with a
+ * whole header, or (live) a claim; limit bounds the scan. Returns its offset or 0. */
+uint64_t mpq_frame_scan(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                        uint64_t offset, uint64_t limit, uint64_t min_seq, bool live,
+                        struct mpq_seen *seen);
+void mpq_frame_header_write(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                            uint64_t offset, struct mpq_frame *header);
+
+/* ---- segment.c */
+#define MPQ_NAME_MAX 48
+void mpq_segment_name(uint64_t generation, char name[MPQ_NAME_MAX]);
+bool mpq_segment_parse(const char *name, uint64_t *generation);
+/* Mapped and verified, from the table or made now. queue->mutex held; no header lock. The table
+ * owns the reference. */
+struct mpq_segment *mpq_segment_map(struct mpq_queue *queue, uint64_t generation,
+                                    struct mpq_error *error);
+/* Only what is mapped already. */
+static inline struct mpq_segment *mpq_segment_mapped(struct mpq_queue *queue, uint64_t generation)
+{
+    struct mpq_segment *segment = queue->maps[generation % MPQ_MAPS];
+    return segment != NULL && segment->generation == generation ? segment : NULL;
+}
+void mpq_segments_forget(struct mpq_queue *queue, uint64_t below);
+mpq_status mpq_segment_header_check(struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
+                                    uint64_t generation);
+void mpq_roll_write(struct mpq_queue *queue, struct mpq_segment *segment,
+                    const struct mpq_roll *roll);
+bool mpq_roll_read(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                   struct mpq_roll *roll);
+/* Makes generation's file ready to be entered. Blocking; nothing held. MPQ_FULL(ring) when the
+ * ring has no room for it. relocation: the spare may be used. */
+mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
+                               const struct mpq_call *call, struct mpq_error *error);
+bool mpq_ring_room(const struct mpq_queue *queue, uint64_t generation);
+static inline struct mpq_ring_entry *mpq_ring_at(const struct mpq_queue *queue,
+                                                 uint64_t generation)
+{
+    return &queue->ring[generation % MPQ_RING];
+}
+/* Prepared and of this generation: may be entered. */
+static inline bool mpq_ring_ready(const struct mpq_queue *queue, uint64_t generation)
+{
+    const struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
+    /* SYNC prepared: acquire here, release in mpq_segment_prepare */
+    uint64_t state = atomic_load_explicit(&entry->state, memory_order_acquire);
+    return MPQ_STATE_CODE(state) == MPQ_RING_PREPARED && mpq_load(entry->generation) == generation;
+}
+#define MPQ_RING_DAMAGED 1ULL /* bit of ring entry bytes: never reuse the file */
+
+/* ---- claim.c */
+enum mpq_need { MPQ_NEED_NOTHING, MPQ_NEED_LOCK, MPQ_NEED_SEGMENT, MPQ_NEED_MARK, MPQ_NEED_ROOM };
+struct mpq_claim {
+    struct mpq_segment *segment;
+    uint64_t offset;
+    uint64_t first_seq;
+    uint64_t items_after; /* claimed items, lifetime, after this claim */
+    uint64_t enqueued_at;
+    enum mpq_need need; /* on MPQ_AGAIN */
+    uint64_t need_generation, need_bytes;
+    bool past_half; /* the next segment should be prepared */
+};
+/* queue->mutex held. MPQ_OK: claimed, the guard knows. MPQ_AGAIN: see need. MPQ_FULL: room (need = MPQ_NEED_ROOM). */
+mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                     const struct mpq_lock_wait *wait, struct mpq_guard *guard,
+                     struct mpq_claim *claim, struct mpq_error *error);
+void mpq_claim_write(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                     const struct mpq_claim *claim);
+mpq_status mpq_claim_publish(struct mpq_queue *queue, const struct mpq_item_in *items,
+                             uint32_t count, const struct mpq_claim *claim,
+                             struct mpq_error *error);
+
+/* ---- flush.c */
+/* The one act of flushing: number, snapshot, msync, done, watermark, wake. Nothing held. */
+mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error);
+/* Marks pages as changed, without changing them: the next msync writes them again. */
+void mpq_redirty(struct mpq_segment *segment, uint64_t from, uint64_t to);
+/* What a put must wait for after publishing: 0 = nothing, else a ticket. */
+uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after);
+bool mpq_visible_is_durable(const struct mpq_queue *queue);
+
+/* ---- consumer.c, reserve.c, ack.c, cursor.c, reclaim.c */
+enum mpq_entry_state { MPQ_ENTRY_NONE, MPQ_ENTRY_OUT, MPQ_ENTRY_AGAIN, MPQ_ENTRY_SETTLED };
+struct mpq_entry { /* one per seq in the window, by seq modulo the table */
+    uint64_t seq;
+    uint64_t position;
+    uint64_t next; /* seq of the frame met after it; 0 = none yet */
+    uint32_t extent;
+    uint32_t token;
+    uint32_t state;
+    uint32_t attempts;
+};
+
+struct mpq_consumer {
+    struct mpq_queue *queue;
+    uint64_t incarnation; /* of the process that took the role */
+    pthread_mutex_t mutex;
+    struct mpq_pin pin;
+    bool closed;
+
+    struct mpq_entry *entries;
+    uint64_t entry_mask;
+    uint64_t *again; /* binary heap of seqs that are ready again */
+    uint32_t again_count, again_room;
+    uint64_t *retried; /* seqs with attempts above 1 */
+    uint32_t retried_count, retried_room;
+    uint32_t next_token;
+    uint64_t out; /* handed out and not settled */
+
+    uint64_t read_position, read_seq; /* of the walk */
+    uint64_t limit;                   /* walk no further, as last looked up */
+    uint64_t last_walked;             /* seq of the newest entry; valid while walked */
+    bool walked;
+    struct mpq_segment *segment; /* of read_position, referenced */
+    struct mpq_segment *view;    /* newest mapping for views, referenced */
+    struct mpq_consumer_now record;
+    bool record_open;    /* settles gathered, not flipped yet */
+    bool record_changed; /* the floor moved, not flipped yet */
+    bool blocked_on_claim, blocked_on_window; /* why the walk stands still */
+    uint32_t idle_slices; /* of reserve_wait without progress */
+    bool peeking;         /* look, book nothing */
+    bool tell;            /* `untold` was booked and is still to be told */
+    struct mpq_error untold;
+
+    /* cursor */
+    int cursor_fd;
+    uint64_t cursor_bytes;
+    uint8_t *cursor_buffer;
+    uint64_t cursor_number;
+    int cursor_next; /* slot written next */
+    uint64_t slot_floor_position[2];
+    uint64_t slot_floor[2];
+    bool cursor_dirty;     /* acks since the last write began */
+    pthread_mutex_t cursor_mutex; /* one writer at a time; taken before mutex */
+
+    /* helper thread */
+    pthread_t helper;
+    bool helper_started, helper_stop, helper_wanted, helper_reclaim;
+    pthread_cond_t helper_wake;
+    uint64_t reclaimed; /* generations below it were freed by this consumer */
+};
+
+/* consumer->mutex held in all of these */
+bool mpq_acked(const struct mpq_queue *queue, uint64_t seq);
+enum mpq_settle { MPQ_SETTLE_ACK, MPQ_SETTLE_GAP, MPQ_SETTLE_LOST, MPQ_SETTLE_SKIP };
+void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enum mpq_settle how);
+/* Makes gathered settles visible: one flip, then the window word. */
+void mpq_settle_commit(struct mpq_consumer *consumer);
+static inline bool mpq_in_window(const struct mpq_consumer *consumer, uint64_t seq)
+{
+    return (seq >> 5) < (consumer->record.floor >> 5) + consumer->queue->window_words;
+}
+static inline struct mpq_entry *mpq_entry_of(struct mpq_consumer *consumer, uint64_t seq)
+{
+    return &consumer->entries[seq & consumer->entry_mask];
+}
+/* The walk met a frame: chains its entry and moves the read position behind it. */
+void mpq_entry_walked(struct mpq_consumer *consumer, uint64_t seq, uint64_t position,
+                      uint64_t extent, enum mpq_entry_state state);
+bool mpq_again_push(struct mpq_consumer *consumer, uint64_t seq);
+uint64_t mpq_again_pop(struct mpq_consumer *consumer);
+/* A dead claimant's frame, and the rest of its batch, become gaps: last to first. */
+void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
+                    const struct mpq_seen *seen);
+/* Where the consumer may read up to, by policy. */
+uint64_t mpq_visible_limit(const struct mpq_queue *queue);
+/* Entry of the consumer's calls: refuses a closed one and one of the parent's. */
+mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *error);
+/* Recomputes settled totals from the frames between floor and tail. */
+void mpq_recount(struct mpq_consumer *consumer);
+struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t generation,
+                                         struct mpq_error *error);
+
+/* Locks the consumer and arms a guard: the calls touch control. */
+#define MPQ_CONSUMER_INSIDE(consumer, guard, error)                                                \
+    mpq_status status = mpq_consumer_check(consumer, error);                                       \
+    if (status != MPQ_OK)                                                                          \
+        return status;                                                                             \
+    pthread_mutex_lock(&(consumer)->mutex);                                                        \
+    if ((consumer)->closed) {                                                                      \
+        pthread_mutex_unlock(&(consumer)->mutex);                                                  \
+        return mpq_consumer_check(consumer, error);                                                \
+    }                                                                                              \
+    struct mpq_guard guard;                                                                        \
+    mpq_guard_push(&guard);                                                                        \
+    if (sigsetjmp(guard.jump, 0) != 0) {                                                           \
+        status = mpq_guard_recover(&guard, (consumer)->queue, error);                              \
+        pthread_mutex_unlock(&(consumer)->mutex);                                                  \
+        return status;                                                                             \
+    }                                                                                              \
+    MPQ_GUARD_ARM(&guard)
+#define MPQ_CONSUMER_OUTSIDE(consumer, guard)                                                      \
+    MPQ_GUARD_DROP(&guard);                                                                        \
+    pthread_mutex_unlock(&(consumer)->mutex)
+
+/* cursor.c: nothing held */
+mpq_status mpq_cursor_write(struct mpq_consumer *consumer, struct mpq_error *error);
+/* Reads and checks one slot into `slot` (MPQ_CURSOR_SLOT_BYTES); 0 valid, 1 not, -1 errno. */
+int mpq_cursor_read(struct mpq_queue *queue, int fd, int index, uint8_t *slot);
+void mpq_cursor_seal(struct mpq_queue *queue, uint8_t *slot);
+/* Opens, makes if missing, and syncs the cursor file. */
+mpq_status mpq_cursor_open(struct mpq_queue *queue, int *fd, struct mpq_error *error);
+mpq_status mpq_cursor_attach(struct mpq_consumer *consumer, struct mpq_error *error);
+/* Under consumer->mutex: tells the helper that acks wait for the disk. */
+void mpq_helper_poke(struct mpq_consumer *consumer);
+void mpq_helper_stop(struct mpq_consumer *consumer);
+/* reclaim.c: nothing held; frees what both cursor slots have passed. */
+void mpq_reclaim(struct mpq_consumer *consumer, bool pressed);
+/* Saves bytes of a damaged extent in corrupt/; best effort, bounded, counted. */
+void mpq_quarantine(struct mpq_queue *queue, const struct mpq_segment *segment, uint64_t from,
+                    uint64_t to);
+
+/* ---- recover.c: the range is held. Afterwards control is mapped and true. */
+/* Trusts control when it is proved fresh, rebuilds it otherwise. */
+mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error);
+/* rebuild.c: from meta, cursor and segments; repair: every body is looked at, damage is settled. */
+struct mpq_rebuild_how {
+    bool repair;
+    bool dry;
+    bool poisoned; /* what the page cache shows is not believed: written again */
+};
+mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, const char *boot_id,
+                       const struct mpq_rebuild_how *how, struct mpq_repair *report,
+                       struct mpq_error *error);
+struct mpq_generations { /* of the segment files in the directory, ascending */
+    uint64_t *list;
+    uint32_t count, room;
+    bool failed;
+    const struct mpq_io *io;
+};
+mpq_status mpq_generations_find(struct mpq_queue *queue, struct mpq_generations *found,
+                                struct mpq_error *error);
+/* Segment files below `oldest`: kept for reuse up to keep_segments, else removed. */
+void mpq_sweep_segments(struct mpq_queue *queue, const struct mpq_generations *found,
+                        uint64_t oldest);
+
+/* ---- open.c */
+/* A handle with directory and meta open, not joined. */
+mpq_status mpq_handle_open(const struct mpq_open_args *args, struct mpq_queue **queue,
+                           struct mpq_error *error);
+mpq_status mpq_attach(struct mpq_queue *queue, const struct mpq_call *call,
+                      struct mpq_error *error);
+void mpq_event(struct mpq_queue *queue, uint32_t event);
+
+#endif

@@ -1,0 +1,164 @@
+/* module.h - what the files of the binding (module*.c) share. They alone include Python.h.
+ *
+ * Owns: reference-counted C handles under the Python objects, argument tables, waiting without the
+ * interpreter lock. Never: touches a shared byte; that is the core's.
+ *
+ * I1  Reference counts and flags here change only with the interpreter lock held.
+ * I2  `try` calls of the core run with that lock held; whatever may sleep or sync runs without it.
+ * I3  A core handle is freed by whoever drops its last reference, so a call in another thread,
+ *     which holds one through its object, never sees freed memory; after close it sees MPQ_CLOSED.
+ */
+#ifndef MPQ_MODULE_H
+#define MPQ_MODULE_H
+
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "mpq.h"
+
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+#define FOREVER UINT64_MAX
+#define ARGUMENTS_MAX 6
+#define GIL_BYTES 65536u /* copying more than this is done without the interpreter lock */
+
+enum signature_index {
+    SIGNATURE_PUT,
+    SIGNATURE_PUT_NOWAIT,
+    SIGNATURE_PUT_MANY,
+    SIGNATURE_SEAL,
+    SIGNATURE_RESERVE,
+    SIGNATURE_RESERVE_MANY,
+    SIGNATURE_ACK,
+    SIGNATURE_ACK_MANY,
+    SIGNATURE_TAKE,
+    SIGNATURE_WAIT,
+    SIGNATURE_ITEM_ACK,
+    SIGNATURES
+};
+
+struct state {
+    PyObject *make_error; /* mpqueue.exceptions._from_native */
+    PyTypeObject *queue_type, *consumer_type, *item_type, *view_type;
+    PyObject *names[SIGNATURES][ARGUMENTS_MAX]; /* interned argument names */
+    PyObject *raise, *drop;                     /* interned values of on_full */
+};
+
+/* The core's queue, shared by the Queue object and the roles opened on it. */
+struct handle {
+    size_t references;
+    struct mpq_queue *queue;
+    struct mpq_stats last; /* snapshot taken when close began */
+    bool closing;
+};
+
+/* The core's consumer, shared by the Consumer object and its items. */
+struct role {
+    size_t references;
+    struct mpq_consumer *consumer;
+    struct handle *handle;
+    struct state *state;
+    uint64_t acked_below; /* ack_up_to settled everything handed out below this seq */
+};
+
+struct queue_object {
+    PyObject_HEAD struct handle *handle; /* NULL before __init__ */
+    struct state *state;
+    PyObject *encode; /* NULL or a callable: item -> bytes-like */
+};
+
+struct consumer_object {
+    PyObject_HEAD struct role *role; /* NULL before __init__ */
+    struct state *state;
+    PyObject *queue;
+    PyObject *on_loss;   /* NULL or a callable that gets each Corrupt instead of it being raised */
+    PyTypeObject *items; /* Item or a subclass */
+    PyObject *pending;   /* NULL or an exception that the next reserve raises */
+    char views;
+};
+
+struct item_object {
+    PyObject_HEAD struct role *role;
+    PyObject *body;
+    PyObject *ext; /* NULL or bytes: the frame's extension */
+    uint64_t seq, epoch, origin_seq, enqueued_at, token;
+    uint32_t attempts;
+    char settled;
+};
+
+/* ---- module.c */
+
+struct state *state_of(PyTypeObject *type);
+/* Sorts the arguments of a METH_FASTCALL|METH_KEYWORDS call into out[]; NULL where not given. */
+int arguments_parse(struct state *state, enum signature_index index, PyObject *const *args,
+                    Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
+/* None or absent = FOREVER, else nanoseconds; ValueError when negative or not a number. */
+int timeout_parse(PyObject *object, uint64_t *timeout_ns);
+int flag_parse(PyObject *object, bool *flag);
+uint64_t deadline_after(uint64_t timeout_ns);
+/* A new exception for a status, or NULL with another one set. */
+PyObject *error_make(struct state *state, mpq_status status, const struct mpq_error *error);
+/* Sets it; always NULL. MPQ_INTERRUPTED leaves what the signal handler raised. */
+PyObject *error_raise(struct state *state, mpq_status status, const struct mpq_error *error);
+
+void uuid_text(const uint8_t *uuid, char text[33]);
+
+/* A core call without the interpreter lock whose check() runs Python's signal handlers. */
+struct waiter {
+    PyThreadState *thread;
+    struct mpq_call call;
+};
+void waiter_begin(struct waiter *waiter, uint64_t deadline_ns);
+void waiter_end(struct waiter *waiter);
+
+/* ---- module_queue.c */
+
+extern PyType_Spec queue_spec;
+void handle_drop(struct handle *handle);
+/* Hands events worth a WARNING to the object's _report_events. What that raises is not the
+ * caller's business: it is printed as unraisable. */
+void events_report(struct queue_object *queue);
+/* NULL with Closed set when __init__ has not run. */
+struct handle *handle_of(struct queue_object *queue);
+
+/* ---- module_put.c: METH_FASTCALL | METH_KEYWORDS methods of Queue */
+
+PyObject *queue_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *queue_put_nowait(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames);
+
+/* ---- module_headers.c: the user's headers as an extension entry, and back */
+
+/* Allocates *ext with PyMem_Malloc; NULL and 0 for an empty mapping. */
+int headers_encode(PyObject *headers, uint8_t **ext, uint16_t *ext_length);
+PyObject *headers_decode(const uint8_t *ext, size_t ext_length);
+/* The value of the first entry of a type, or NULL. */
+const uint8_t *extension_find(const uint8_t *ext, size_t ext_length, unsigned type, size_t *length);
+
+/* ---- module_consumer.c, module_item.c */
+
+extern PyType_Spec consumer_spec;
+extern PyType_Spec item_spec;
+extern PyType_Spec view_spec;
+void role_drop(struct role *role);
+/* Wraps what the core handed out and takes over item->segment, also when it fails: then the item
+ * is ready again. A peeked item is settled from the start and never a view. */
+PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked);
+/* Gives an item of a failed call back without a warning. */
+void item_return(struct item_object *item);
+/* -1 with an exception set. Acks are synced where the policy or the caller wants it. */
+int item_ack(struct item_object *item, bool durable);
+int item_nack(struct item_object *item);
+int role_sync(struct role *role, bool durable);
+
+#endif

@@ -1,0 +1,229 @@
+/* put.c - the producer's calls: claim, write, publish; then what the durability policy asks for.
+ *
+ * A try call holds queue->mutex from the claim to the publication of small items. Large ones are
+ * copied with the mutex released: their frame is theirs alone, and the segment is referenced. */
+#include "internal.h"
+
+#define COPY_UNLOCKED_BYTES (64u * 1024u)
+
+static uint64_t body_bytes(const struct mpq_item_in *items, uint32_t count)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += items[i].length;
+    return bytes;
+}
+
+static void count_in(struct mpq_queue *queue, uint64_t items, uint64_t bytes)
+{
+    struct mpq_member *me = queue->me;
+    if (MPQ_UNLIKELY(queue->me_shared)) {
+        atomic_fetch_add_explicit(&me->enqueued_items, items, memory_order_relaxed);
+        atomic_fetch_add_explicit(&me->enqueued_bytes, bytes, memory_order_relaxed);
+        return;
+    }
+    mpq_bump(me->enqueued_items, items);
+    mpq_bump(me->enqueued_bytes, bytes);
+}
+
+struct once {
+    struct mpq_claim claim;
+    uint64_t ticket;
+};
+
+/* One attempt, nothing waited for. */
+static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *items,
+                           uint32_t count, const struct mpq_lock_wait *wait, struct once *once,
+                           struct mpq_error *error)
+{
+    struct mpq_guard guard;
+    volatile bool locked = true;
+    struct mpq_segment *volatile referenced = NULL;
+    pthread_mutex_lock(&queue->mutex);
+    if (MPQ_UNLIKELY(atomic_load_explicit(&queue->closing, memory_order_relaxed) != 0)) {
+        pthread_mutex_unlock(&queue->mutex);
+        return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+    }
+    mpq_guard_push(&guard);
+    if (MPQ_UNLIKELY(sigsetjmp(guard.jump, 0) != 0)) {
+        mpq_status status = mpq_guard_recover(&guard, queue, error);
+        if (locked)
+            pthread_mutex_unlock(&queue->mutex);
+        mpq_segment_release(referenced);
+        return status;
+    }
+    MPQ_GUARD_ARM(&guard);
+    mpq_status status = mpq_claim(queue, items, count, wait, &guard, &once->claim, error);
+    if (status == MPQ_OK) {
+        const uint64_t bytes = body_bytes(items, count);
+        count_in(queue, count, bytes);
+        queue->published = true;
+        if (MPQ_UNLIKELY(bytes > COPY_UNLOCKED_BYTES)) {
+            referenced = once->claim.segment;
+            mpq_segment_retain(referenced);
+            pthread_mutex_unlock(&queue->mutex);
+            locked = false;
+        }
+        mpq_claim_write(queue, items, count, &once->claim);
+        status = mpq_claim_publish(queue, items, count, &once->claim, error);
+        guard.claimed = NULL;
+    }
+    MPQ_GUARD_DROP(&guard);
+    if (locked)
+        pthread_mutex_unlock(&queue->mutex);
+    if (MPQ_UNLIKELY(referenced != NULL))
+        mpq_segment_release(referenced);
+    if (status == MPQ_OK) {
+        struct mpq_control *control = queue->control;
+        if (!mpq_visible_is_durable(queue))
+            mpq_wake(queue, &control->items_event, &control->items_waiting);
+        once->ticket = mpq_flush_ticket(queue, once->claim.items_after);
+    }
+    return status;
+}
+
+/* The next segment is due and nobody works on it. */
+static bool preparation_due(struct mpq_queue *queue)
+{
+    uint64_t generation = MPQ_POSITION_GEN(mpq_tail_read(queue->control).position) + 1;
+    const struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
+    return !mpq_ring_ready(queue, generation) &&
+           MPQ_STATE_CODE(mpq_load(entry->state)) != MPQ_RING_PREPARING &&
+           mpq_ring_room(queue, generation);
+}
+
+/* MPQ_FLUSH also when the next segment is to be prepared: that is work outside the lock. */
+static mpq_status accepted(struct mpq_queue *queue, const struct once *once, uint64_t *seq,
+                           uint64_t *ticket)
+{
+    *seq = once->claim.first_seq;
+    *ticket = once->ticket;
+    if (once->ticket != 0)
+        return MPQ_FLUSH;
+    return once->claim.past_half && preparation_due(queue) ? MPQ_FLUSH : MPQ_OK;
+}
+
+mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *items,
+                             uint32_t count, uint64_t *first_seq, uint64_t *ticket,
+                             struct mpq_error *error)
+{
+    if (mpq_forked(queue)) {
+        if (atomic_load(&queue->closing) != 0)
+            return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+        return MPQ_AGAIN;
+    }
+    struct once once;
+    mpq_status status = put_once(queue, items, count, NULL, &once, error);
+    if (MPQ_LIKELY(status == MPQ_OK))
+        return accepted(queue, &once, first_seq, ticket);
+    return status;
+}
+
+mpq_status mpq_put_try(struct mpq_queue *queue, const struct mpq_item_in *item, uint64_t *seq,
+                       uint64_t *ticket, struct mpq_error *error)
+{
+    return mpq_put_batch_try(queue, item, 1, seq, ticket, error);
+}
+
+static mpq_status wait_for_room(struct mpq_queue *queue, const struct mpq_item_in *items,
+                                uint32_t count, const struct mpq_call *call,
+                                struct mpq_error *error)
+{
+    struct mpq_control *control = queue->control;
+    uint64_t before = mpq_load(control->consumer_select);
+    uint64_t oldest = mpq_load(control->oldest_generation);
+    struct mpq_waiter waiter = mpq_wait_arm(&control->space_event, &control->space_waiting);
+    if (atomic_load(&control->consumer_select) != before ||
+        mpq_load(control->oldest_generation) != oldest)
+        return MPQ_OK;
+    (void)items;
+    (void)count;
+    mpq_status status = mpq_wait_sleep(queue, &waiter, call, MPQ_SLICE_NS);
+    if (status == MPQ_OK)
+        status = mpq_still_there(queue, error);
+    return status;
+}
+
+mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                         const struct mpq_call *call, uint64_t *first_seq, uint64_t *ticket,
+                         struct mpq_error *error)
+{
+    mpq_status status = mpq_enter(queue, call, error);
+    if (status != MPQ_OK)
+        return status;
+    struct mpq_lock_wait wait = {0};
+    struct once once;
+    bool counted_full = false;
+    for (;;) {
+        status = put_once(queue, items, count, &wait, &once, error);
+        if (status == MPQ_OK) {
+            status = accepted(queue, &once, first_seq, ticket);
+            break;
+        }
+        struct mpq_error full;
+        bool is_full = status == MPQ_FULL;
+        if (status == MPQ_AGAIN && once.claim.need == MPQ_NEED_SEGMENT) {
+            status = mpq_segment_prepare(queue, once.claim.need_generation, once.claim.need_bytes,
+                                         call, error);
+            is_full = status == MPQ_FULL;
+        } else if (status == MPQ_AGAIN && once.claim.need == MPQ_NEED_MARK) {
+            uint64_t next = mpq_tail_read(queue->control).next_seq;
+            status = mpq_mark_raise(queue, next + 2 * MPQ_SEQ_BLOCK, once.claim.need_generation + 2,
+                                    call, error);
+        } else if (status == MPQ_AGAIN) {
+            status = mpq_lock_sleep(queue, &wait, call, error);
+        }
+        if (is_full) {
+            if (error != NULL)
+                full = *error;
+            if (!counted_full)
+                atomic_fetch_add_explicit(&queue->me->full, 1, memory_order_relaxed);
+            counted_full = true;
+            status = wait_for_room(queue, items, count, call, error);
+            if (status == MPQ_TIMEOUT) {
+                if (error != NULL)
+                    *error = full;
+                status = MPQ_FULL;
+            }
+        }
+        if (status != MPQ_OK)
+            break;
+        if (atomic_load(&queue->closing) != 0) {
+            status = mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+            break;
+        }
+    }
+    mpq_exit(queue);
+    return status;
+}
+
+mpq_status mpq_put(struct mpq_queue *queue, const struct mpq_item_in *item,
+                   const struct mpq_call *call, uint64_t *seq, uint64_t *ticket,
+                   struct mpq_error *error)
+{
+    return mpq_put_batch(queue, item, 1, call, seq, ticket, error);
+}
+
+uint32_t mpq_batch_fit(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count)
+{
+    struct mpq_control *control = queue->control;
+    uint64_t capacity = mpq_load(control->capacity), max_bytes = mpq_load(control->max_bytes);
+    uint64_t most = queue->segment_size / 2;
+    if (max_bytes != 0)
+        most = mpq_min64(most, max_bytes);
+    uint64_t bytes = 0;
+    uint32_t fit = 0;
+    while (fit < count && fit < MPQ_BATCH_MAX && (capacity == 0 || fit < capacity)) {
+        bytes += MPQ_FRAME_EXTENT(items[fit].ext_length, items[fit].length);
+        if (bytes > most)
+            break;
+        fit++;
+    }
+    return fit == 0 ? 1 : fit;
+}
+
+void mpq_count_dropped(struct mpq_queue *queue, uint64_t items)
+{
+    if (queue->me != NULL)
+        atomic_fetch_add_explicit(&queue->me->dropped_items, items, memory_order_relaxed);
+}

@@ -1,0 +1,604 @@
+/* reserve.c - 4 the next ready item: the consumer's walk, hand-out, damage.
+ *
+ * The walk meets every frame once, in seq order. What it meets settled (gaps, acked before) it
+ * passes; a claim stops it: a live claimant is waited for, a dead one's frame becomes a gap. So
+ * when an item is handed out nothing new can appear below it.
+ *
+ * I1 both hashes hold before a byte is handed out. I2 under sync and group nothing is read above
+ * the durable watermark. I3 the attempt is counted in control before the hand-out. I4 damage is
+ * booked exactly, by seq, and told once. */
+#include "internal.h"
+
+uint64_t mpq_visible_limit(const struct mpq_queue *queue)
+{
+    const struct mpq_control *control = queue->control;
+    if (mpq_visible_is_durable(queue))
+        return atomic_load_explicit(&control->durable_position, memory_order_acquire);
+    return mpq_tail_read(control).position;
+}
+
+struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t generation,
+                                         struct mpq_error *error)
+{
+    if (consumer->segment != NULL && consumer->segment->generation == generation)
+        return consumer->segment;
+    struct mpq_queue *queue = consumer->queue;
+    pthread_mutex_lock(&queue->mutex);
+    struct mpq_segment *segment = mpq_segment_map(queue, generation, error);
+    if (segment != NULL)
+        mpq_segment_retain(segment);
+    pthread_mutex_unlock(&queue->mutex);
+    if (segment == NULL)
+        return NULL;
+    mpq_segment_release(consumer->segment);
+    consumer->segment = segment;
+    return segment;
+}
+
+void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
+                    const struct mpq_seen *first)
+{
+    uint64_t offsets[MPQ_BATCH_MAX];
+    uint32_t count = 0;
+    struct mpq_seen seen = *first;
+    for (;;) {
+        offsets[count++] = offset;
+        if ((seen.header.flags & MPQ_FLAG_BATCH) == 0 ||
+            (seen.header.flags & MPQ_FLAG_BATCH_LAST) != 0 || count == MPQ_BATCH_MAX)
+            break;
+        uint64_t seq = seen.header.seq;
+        offset += seen.extent;
+        if (mpq_frame_see(queue, segment, offset, seq + 1, &seen) != MPQ_SEE_FRAME ||
+            seen.header.seq != seq + 1 || seen.code == MPQ_PAD)
+            break;
+    }
+    while (count-- > 0) {
+        _Atomic uint64_t *state = mpq_state_of((void *)(segment->base + offsets[count]));
+        uint64_t now = atomic_load(state);
+        while (mpq_state_decode(now) != MPQ_GAP &&
+               !atomic_compare_exchange_weak(state, &now, MPQ_STATE(MPQ_STATE_INC(now), MPQ_GAP)))
+            ;
+    }
+}
+
+/* ---- damage */
+
+static mpq_status corrupt(struct mpq_consumer *consumer, uint64_t generation, uint64_t offset,
+                          uint64_t items, uint64_t bytes, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    mpq_bump(queue->control->loss_events, 1);
+    queue->event_info.lost_items += items;
+    queue->event_info.lost_bytes += bytes;
+    mpq_event(queue, MPQ_EVENT_LOSS);
+    mpq_fail(error, MPQ_CORRUPT,
+             "%s: damage in segment %llu at offset %llu: %llu item(s) lost, counted and passed; the "
+             "bytes are in corrupt/ when there was room. Reading goes on with the next item",
+             queue->path, (unsigned long long)generation, (unsigned long long)offset,
+             (unsigned long long)items);
+    if (error != NULL) {
+        error->generation = generation;
+        error->offset = offset;
+        error->lost_items = items;
+        error->lost_bytes = bytes;
+    }
+    return MPQ_CORRUPT;
+}
+
+static void mark_damaged(struct mpq_queue *queue, uint64_t generation)
+{
+    struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
+    if (mpq_load(entry->generation) == generation)
+        atomic_fetch_or(&entry->bytes, MPQ_RING_DAMAGED);
+}
+
+/* Books the seqs read_seq..next_seq - 1, which lay in from..to, as lost unless they were settled
+ * before. The walk goes on at `to`. */
+static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to,
+                       uint64_t next_seq, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    const uint64_t first = consumer->read_seq;
+    const uint64_t window = (uint64_t)queue->window_words * 32;
+    const uint64_t count = next_seq > first ? next_seq - first : 0;
+    if (count != 0 && consumer->record.floor < first && !mpq_in_window(consumer, next_seq - 1)) {
+        consumer->blocked_on_window = true; /* until what is outstanding below is settled */
+        return MPQ_EMPTY;
+    }
+    if (consumer->peeking)
+        return mpq_fail(error, MPQ_CORRUPT,
+                        "%s: the next bytes are damaged; reserve books and passes them",
+                        queue->path);
+    uint64_t lost = 0;
+    if (count != 0) {
+        const uint64_t extent =
+            MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0;
+        bool unsettled_first = !mpq_acked(queue, first);
+        mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_OUT);
+        consumer->out++;
+        consumer->read_seq = next_seq;
+        consumer->read_position = to;
+        for (uint64_t seq = first; seq < next_seq; seq++) {
+            if (seq - first < window && mpq_acked(queue, seq))
+                continue;
+            lost++;
+            mpq_settle(consumer, seq, lost == 1 ? extent : 0, MPQ_SETTLE_LOST);
+        }
+        if (!unsettled_first) {
+            struct mpq_entry *entry = mpq_entry_of(consumer, first);
+            entry->state = MPQ_ENTRY_SETTLED;
+            consumer->out--;
+        }
+    }
+    consumer->read_position = to;
+    mpq_settle_commit(consumer);
+    if (lost == 0)
+        return MPQ_OK;
+    mark_damaged(queue, MPQ_POSITION_GEN(from));
+    mpq_recount(consumer);
+    return corrupt(consumer, MPQ_POSITION_GEN(from), MPQ_POSITION_OFF(from), lost,
+                   MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0, error);
+}
+
+/* Where the seqs of a segment end: what its successor recorded, or the tail. */
+static uint64_t seq_at_end(struct mpq_consumer *consumer, uint64_t generation,
+                           const struct mpq_tail_now *tail)
+{
+    struct mpq_queue *queue = consumer->queue;
+    for (uint64_t next = generation + 1; next <= MPQ_POSITION_GEN(tail->position); next++) {
+        struct mpq_roll roll;
+        pthread_mutex_lock(&queue->mutex);
+        struct mpq_segment *segment = mpq_segment_map(queue, next, NULL);
+        bool found = segment != NULL && mpq_roll_read(queue, segment, &roll);
+        struct mpq_seen seen;
+        if (!found && segment != NULL &&
+            mpq_frame_see(queue, segment, MPQ_SEGMENT_FIRST, consumer->read_seq, &seen) ==
+                MPQ_SEE_FRAME) {
+            roll.previous_seq = seen.header.seq;
+            found = true;
+        }
+        pthread_mutex_unlock(&queue->mutex);
+        if (found)
+            return roll.previous_seq;
+    }
+    return mpq_walked_end(queue->control, tail->next_seq);
+}
+
+/* No header holds at the read position: find where frames go on. */
+static mpq_status cross_damage(struct mpq_consumer *consumer, struct mpq_segment *segment,
+                               struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    const struct mpq_tail_now tail = mpq_tail_read(queue->control);
+    const uint64_t from = consumer->read_position;
+    const uint64_t generation = MPQ_POSITION_GEN(from), offset = MPQ_POSITION_OFF(from);
+    const bool last = MPQ_POSITION_GEN(tail.position) == generation;
+    const uint64_t limit = last ? MPQ_POSITION_OFF(tail.position) : UINT64_MAX;
+    uint64_t to, next_seq;
+    struct mpq_seen seen;
+    uint64_t found = 0;
+    if (segment != NULL)
+        found = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit,
+                               consumer->read_seq, true, &seen);
+    if (found != 0) {
+        to = MPQ_POSITION(generation, found);
+        next_seq = seen.header.seq;
+    } else {
+        to = last ? tail.position : MPQ_POSITION(generation + 1, 0);
+        next_seq = seq_at_end(consumer, generation, &tail);
+    }
+    if (segment != NULL)
+        mpq_quarantine(queue, segment, offset,
+                       found != 0 ? found : mpq_min64(limit, segment->bytes));
+    return lose(consumer, from, to, next_seq, error);
+}
+
+/* ---- the walk */
+
+enum step { STEP_ON, STEP_ITEM, STEP_STOP };
+
+struct step_out {
+    struct mpq_segment *segment;
+    uint64_t offset;
+    struct mpq_seen seen;
+    mpq_status status; /* of STEP_STOP */
+};
+
+static enum step stop(struct step_out *out, mpq_status status)
+{
+    out->status = status;
+    return STEP_STOP;
+}
+
+static enum step settle_gap(struct mpq_consumer *consumer, struct step_out *out)
+{
+    const uint64_t seq = out->seen.header.seq;
+    if ((out->seen.header.flags & MPQ_FLAG_BATCH_FIRST) != 0)
+        mpq_gap_frames(consumer->queue, out->segment, out->offset, &out->seen);
+    bool before = mpq_acked(consumer->queue, seq);
+    mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent,
+                     MPQ_ENTRY_SETTLED);
+    if (!before)
+        mpq_settle(consumer, seq, out->seen.extent, MPQ_SETTLE_GAP);
+    return STEP_ON;
+}
+
+static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
+                            struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    const struct mpq_frame *header = &out->seen.header;
+    if (out->seen.code == MPQ_PAD) {
+        consumer->read_position += out->seen.extent >> 5;
+        return STEP_ON;
+    }
+    if (consumer->record.floor < consumer->read_seq && !mpq_in_window(consumer, header->seq)) {
+        consumer->blocked_on_window = true;
+        return stop(out, MPQ_EMPTY);
+    }
+    if (out->seen.code == MPQ_GAP)
+        return settle_gap(consumer, out);
+    if (out->seen.code == MPQ_CLAIMED) {
+        const uint64_t claimant = MPQ_STATE_INC(header->state);
+        if (!mpq_dead(queue, claimant)) {
+            consumer->blocked_on_claim = true;
+            mpq_store(queue->control->blocked_on_claim, claimant);
+            return stop(out, MPQ_EMPTY);
+        }
+        mpq_gap_frames(queue, out->segment, out->offset, &out->seen);
+        return settle_gap(consumer, out);
+    }
+    if (mpq_acked(queue, header->seq)) {
+        mpq_entry_walked(consumer, header->seq, consumer->read_position, out->seen.extent,
+                         MPQ_ENTRY_SETTLED);
+        return STEP_ON;
+    }
+    if (MPQ_LIKELY(mpq_body_holds(queue, out->segment, out->offset, header)))
+        return STEP_ITEM;
+    mpq_quarantine(queue, out->segment, out->offset, out->offset + out->seen.extent);
+    if (!consumer->peeking)
+        consumer->read_seq = header->seq;
+    mpq_status status = lose(consumer, consumer->read_position,
+                             consumer->read_position + (out->seen.extent >> 5), header->seq + 1,
+                             error);
+    return status == MPQ_OK ? STEP_ON : stop(out, status);
+}
+
+static enum step step(struct mpq_consumer *consumer, struct step_out *out,
+                      struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    if (consumer->read_position >= consumer->limit) {
+        consumer->limit = mpq_visible_limit(queue);
+        if (consumer->read_position >= consumer->limit)
+            return stop(out, MPQ_EMPTY);
+    }
+    const uint64_t generation = MPQ_POSITION_GEN(consumer->read_position);
+    if (MPQ_POSITION_OFF(consumer->read_position) < MPQ_SEGMENT_FIRST) {
+        bool none = generation < mpq_load(queue->control->oldest_generation);
+        consumer->read_position =
+            none ? MPQ_POSITION(generation + 1, 0) : MPQ_POSITION(generation, MPQ_SEGMENT_FIRST);
+        return STEP_ON;
+    }
+    out->segment = mpq_consumer_segment(consumer, generation, error);
+    if (out->segment == NULL) {
+        if (error->status != MPQ_CORRUPT)
+            return stop(out, error->status);
+        mpq_status status = cross_damage(consumer, NULL, error);
+        return status == MPQ_OK ? STEP_ON : stop(out, status);
+    }
+    out->offset = MPQ_POSITION_OFF(consumer->read_position);
+    enum mpq_sight sight =
+        mpq_frame_see(queue, out->segment, out->offset, consumer->read_seq, &out->seen);
+    if (MPQ_LIKELY(sight == MPQ_SEE_FRAME))
+        return step_frame(consumer, out, error);
+    if (sight == MPQ_SEE_END && out->offset + MPQ_FRAME_ALIGN >= out->segment->bytes) {
+        consumer->read_position = MPQ_POSITION(generation + 1, 0);
+        return STEP_ON;
+    }
+    mpq_status status = cross_damage(consumer, out->segment, error);
+    return status == MPQ_OK ? STEP_ON : stop(out, status);
+}
+
+static mpq_status walk(struct mpq_consumer *consumer, struct step_out *out,
+                       struct mpq_error *error)
+{
+    consumer->blocked_on_claim = consumer->blocked_on_window = false;
+    enum step next;
+    do {
+        next = step(consumer, out, error);
+    } while (next == STEP_ON);
+    if (next == STEP_ITEM)
+        return MPQ_OK;
+    mpq_settle_commit(consumer);
+    struct mpq_control *control = consumer->queue->control;
+    if (!consumer->blocked_on_claim && mpq_load(control->blocked_on_claim) != 0)
+        mpq_store(control->blocked_on_claim, 0);
+    mpq_store(control->blocked_on_window, consumer->blocked_on_window ? 1 : 0);
+    return out->status;
+}
+
+/* ---- hand-out */
+
+static bool remember_retried(struct mpq_consumer *consumer, uint64_t seq)
+{
+    mpq_io *io = consumer->queue->io;
+    if (consumer->retried_count == consumer->retried_room) {
+        uint32_t kept = 0; /* settled ones go first */
+        for (uint32_t i = 0; i < consumer->retried_count; i++) {
+            uint64_t old = consumer->retried[i];
+            const struct mpq_entry *entry = mpq_entry_of(consumer, old);
+            if (old >= consumer->record.floor && entry->seq == old &&
+                entry->state != MPQ_ENTRY_SETTLED)
+                consumer->retried[kept++] = old;
+        }
+        consumer->retried_count = kept;
+        if (kept * 2 > consumer->retried_room || consumer->retried_room == 0) {
+            uint32_t room = consumer->retried_room == 0 ? 64 : consumer->retried_room * 2;
+            uint64_t *grown = io->alloc(io, (size_t)room * 8);
+            if (grown == NULL)
+                return false;
+            if (kept != 0)
+                memcpy(grown, consumer->retried, (size_t)kept * 8);
+            io->free(io, consumer->retried);
+            consumer->retried = grown;
+            consumer->retried_room = room;
+        }
+    }
+    consumer->retried[consumer->retried_count++] = seq;
+    return true;
+}
+
+#define ATTEMPT_SEQ(seq) ((seq) & ((1ULL << 48) - 1))
+
+static uint32_t count_attempt(struct mpq_consumer *consumer, uint64_t seq)
+{
+    struct mpq_queue *queue = consumer->queue;
+    _Atomic uint64_t *slot = &queue->attempts[seq % ((uint64_t)queue->window_words * 32)];
+    uint64_t now = mpq_load(*slot);
+    uint32_t attempts = now >> 16 == ATTEMPT_SEQ(seq) ? (uint32_t)(now & 0xFFFF) : 0;
+    if (attempts < 0xFFFF)
+        attempts++;
+    mpq_store(*slot, ATTEMPT_SEQ(seq) << 16 | attempts);
+    return attempts;
+}
+
+static void find_origin(struct mpq_item *item)
+{
+    for (uint32_t at = 0; at + 4 <= item->ext_length;) {
+        uint16_t type, length;
+        memcpy(&type, item->ext + at, 2);
+        memcpy(&length, item->ext + at + 2, 2);
+        if (type == 0 || at + 4u + length > item->ext_length)
+            return;
+        if (type == MPQ_EXT_ORIGIN && length == 32) {
+            memcpy(&item->epoch, item->ext + at + 4 + 16, 8);
+            memcpy(&item->origin_seq, item->ext + at + 4 + 24, 8);
+        }
+        at = (at + 4u + length + 7u) & ~7u;
+    }
+}
+
+static void show(struct mpq_consumer *consumer, const struct step_out *out, struct mpq_item *item)
+{
+    const struct mpq_frame *header = &out->seen.header;
+    item->seq = header->seq;
+    item->enqueued_at = header->enqueued_at;
+    item->length = header->length;
+    item->ext_length = header->ext_length;
+    item->ext = out->segment->base + out->offset + MPQ_FRAME_HEADER;
+    item->body = item->ext + header->ext_length;
+    item->segment = out->segment;
+    mpq_segment_retain(out->segment);
+    if (MPQ_UNLIKELY(out->segment->epoch == 0)) {
+        struct mpq_roll roll;
+        out->segment->epoch = mpq_roll_read(consumer->queue, out->segment, &roll)
+                                  ? roll.epoch
+                                  : consumer->queue->control->epoch;
+    }
+    item->origin_seq = item->seq;
+    item->epoch = out->segment->epoch;
+    if (item->ext_length != 0)
+        find_origin(item);
+}
+
+static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry,
+                     const struct step_out *out, struct mpq_item *item)
+{
+    struct mpq_control *control = consumer->queue->control;
+    show(consumer, out, item);
+    entry->token = ++consumer->next_token;
+    entry->state = MPQ_ENTRY_OUT;
+    entry->attempts = count_attempt(consumer, item->seq);
+    item->token = entry->token;
+    item->attempts = entry->attempts;
+    consumer->out++;
+    mpq_bump(control->delivered_items, 1);
+    if (MPQ_UNLIKELY(entry->attempts > 1)) {
+        mpq_bump(control->redelivered_items, 1);
+        (void)remember_retried(consumer, item->seq);
+    }
+    mpq_store(control->reserved_items, consumer->out);
+    mpq_store(control->read_seq, consumer->read_seq);
+    mpq_store(control->read_position, consumer->read_position);
+    consumer->idle_slices = 0;
+}
+
+/* An item that was returned: its frame is looked at again. */
+static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out,
+                             struct mpq_error *error)
+{
+    const uint64_t seq = consumer->again[0];
+    struct mpq_entry *entry = mpq_entry_of(consumer, seq);
+    const uint64_t generation = MPQ_POSITION_GEN(entry->position);
+    out->segment = mpq_consumer_segment(consumer, generation, error);
+    if (out->segment == NULL && error->status != MPQ_CORRUPT)
+        return error->status;
+    out->offset = MPQ_POSITION_OFF(entry->position);
+    if (out->segment != NULL &&
+        mpq_frame_see(consumer->queue, out->segment, out->offset, seq, &out->seen) ==
+            MPQ_SEE_FRAME &&
+        out->seen.header.seq == seq &&
+        mpq_body_holds(consumer->queue, out->segment, out->offset, &out->seen.header))
+        return MPQ_OK;
+    /* Damaged since it was first handed out. */
+    if (consumer->peeking)
+        return MPQ_EMPTY;
+    (void)mpq_again_pop(consumer);
+    mpq_settle(consumer, seq, entry->extent, MPQ_SETTLE_LOST);
+    mpq_settle_commit(consumer);
+    mark_damaged(consumer->queue, generation);
+    return corrupt(consumer, generation, out->offset, 1, entry->extent, error);
+}
+
+/* MPQ_EMPTY also when the next item is larger than `room` payload bytes. */
+static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *item, uint64_t room,
+                              struct mpq_error *error)
+{
+    struct step_out out;
+    if (MPQ_UNLIKELY(consumer->tell)) {
+        consumer->tell = false;
+        *error = consumer->untold;
+        return MPQ_CORRUPT;
+    }
+    if (MPQ_UNLIKELY(consumer->again_count != 0)) {
+        mpq_status again = next_again(consumer, &out, error);
+        if (again != MPQ_OK)
+            return again;
+        if (out.seen.header.length > room)
+            return MPQ_EMPTY;
+        uint64_t seq = mpq_again_pop(consumer);
+        hand_out(consumer, mpq_entry_of(consumer, seq), &out, item);
+        return MPQ_OK;
+    }
+    mpq_status status = walk(consumer, &out, error);
+    if (status != MPQ_OK)
+        return status;
+    if (out.seen.header.length > room)
+        return MPQ_EMPTY;
+    const uint64_t seq = out.seen.header.seq;
+    mpq_entry_walked(consumer, seq, consumer->read_position, out.seen.extent, MPQ_ENTRY_OUT);
+    hand_out(consumer, mpq_entry_of(consumer, seq), &out, item);
+    return MPQ_OK;
+}
+
+static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    if (mpq_load(queue->control->sealed) == 0 || consumer->out != 0 ||
+        consumer->again_count != 0 ||
+        consumer->read_position < mpq_tail_read(queue->control).position)
+        return MPQ_EMPTY;
+    return mpq_fail(error, MPQ_SEALED, "%s: sealed and drained: no item will come any more",
+                    queue->path);
+}
+
+static mpq_status reserve_inside(struct mpq_consumer *consumer, struct mpq_item *item,
+                                 struct mpq_error *error)
+{
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    status = reserve_one(consumer, item, UINT64_MAX, error);
+    if (status == MPQ_EMPTY)
+        status = empty_or_sealed(consumer, error);
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    return status;
+}
+
+mpq_status mpq_reserve_try(struct mpq_consumer *consumer, struct mpq_item *item,
+                           struct mpq_error *told)
+{
+    struct mpq_error local;
+    return reserve_inside(consumer, item, told != NULL ? told : &local);
+}
+
+static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_item *items,
+                              uint32_t count, uint64_t max_bytes, uint32_t *taken,
+                              struct mpq_error *error)
+{
+    *taken = 0;
+    volatile uint64_t bytes = 0;
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    while (*taken < count) {
+        uint64_t room = max_bytes == 0 || *taken == 0        ? UINT64_MAX
+                        : max_bytes > bytes ? max_bytes - bytes
+                                            : 0;
+        status = reserve_one(consumer, &items[*taken], room, error);
+        if (status != MPQ_OK)
+            break;
+        bytes = bytes + items[*taken].length;
+        ++*taken;
+    }
+    if (*taken != 0 && status == MPQ_CORRUPT) { /* booked, so it must be told: by the next call */
+        consumer->untold = *error;
+        consumer->tell = true;
+    }
+    if (*taken == 0 && status == MPQ_EMPTY)
+        status = empty_or_sealed(consumer, error);
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    return *taken != 0 ? MPQ_OK : status;
+}
+
+mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struct mpq_item *items,
+                                uint32_t count, uint64_t max_bytes, uint32_t *taken,
+                                struct mpq_error *told)
+{
+    struct mpq_error local;
+    return many_inside(consumer, items, count, max_bytes, taken, told != NULL ? told : &local);
+}
+
+static mpq_status peek_inside(struct mpq_consumer *consumer, struct mpq_item *item,
+                              struct mpq_error *error)
+{
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    struct step_out out;
+    consumer->peeking = true;
+    status = consumer->again_count != 0 ? next_again(consumer, &out, error)
+                                        : walk(consumer, &out, error);
+    consumer->peeking = false;
+    if (status == MPQ_OK) {
+        memset(item, 0, sizeof *item);
+        show(consumer, &out, item);
+    } else if (status == MPQ_EMPTY) {
+        status = empty_or_sealed(consumer, error);
+    }
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    return status;
+}
+
+mpq_status mpq_consumer_peek(struct mpq_consumer *consumer, struct mpq_item *item,
+                             struct mpq_error *told)
+{
+    struct mpq_error local;
+    return peek_inside(consumer, item, told != NULL ? told : &local);
+}
+
+static mpq_status skip_inside(struct mpq_consumer *consumer, uint64_t *seq,
+                              struct mpq_error *error)
+{
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    struct step_out out;
+    if (consumer->again_count != 0) {
+        *seq = mpq_again_pop(consumer);
+        mpq_settle(consumer, *seq, mpq_entry_of(consumer, *seq)->extent, MPQ_SETTLE_SKIP);
+        mpq_settle_commit(consumer);
+    } else {
+        status = walk(consumer, &out, error);
+        if (status == MPQ_OK) {
+            *seq = out.seen.header.seq;
+            mpq_entry_walked(consumer, *seq, consumer->read_position, out.seen.extent,
+                             MPQ_ENTRY_SETTLED);
+            mpq_settle(consumer, *seq, out.seen.extent, MPQ_SETTLE_SKIP);
+            mpq_settle_commit(consumer);
+        } else if (status == MPQ_EMPTY) {
+            status = empty_or_sealed(consumer, error);
+        }
+    }
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    return status;
+}
+
+mpq_status mpq_skip(struct mpq_consumer *consumer, uint64_t *seq, struct mpq_error *told)
+{
+    struct mpq_error local;
+    return skip_inside(consumer, seq, told != NULL ? told : &local);
+}

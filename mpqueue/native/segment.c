@@ -1,0 +1,413 @@
+/* segment.c - one segment file: its name, its mapping, its headers, and preparing it ahead.
+ *
+ * Preparing, outside every lock: ring entry EMPTY -> PREPARING(me) -> PREPARED. The file is made
+ * aside (new, or a kept one renamed to a name that only its preparer uses), gets its static
+ * header, is synced, linked without replacing, and the directory is synced; only then PREPARED.
+ *
+ * I1 a name segment-<g> is complete and durable before anybody enters it. I2 the first link wins;
+ * losers remove their own file; a linked name is removed only by reclaim. I3 a dead preparer is
+ * taken over; out of patience with a living one, others prepare a file of their own. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "internal.h"
+
+#define PATIENCE_NS (500 * MPQ_MS)
+
+void mpq_segment_name(uint64_t generation, char name[MPQ_NAME_MAX])
+{
+    snprintf(name, MPQ_NAME_MAX, "segment-%012llu", (unsigned long long)generation);
+}
+
+bool mpq_segment_parse(const char *name, uint64_t *generation)
+{
+    if (strncmp(name, "segment-", 8) != 0 || strlen(name) != 20)
+        return false;
+    uint64_t value = 0;
+    for (const char *at = name + 8; *at != '\0'; at++) {
+        if (*at < '0' || *at > '9')
+            return false;
+        value = value * 10 + (uint64_t)(*at - '0');
+    }
+    *generation = value;
+    return true;
+}
+
+/* ---- headers and roll records */
+
+static uint64_t segment_hash(const struct mpq_segment_header *header, uint64_t hash_seed)
+{
+    return mpq_xxh64(header, offsetof(struct mpq_segment_header, hash), hash_seed);
+}
+
+mpq_status mpq_segment_header_check(struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
+                                    uint64_t generation)
+{
+    static const uint32_t places[2] = {MPQ_SEGMENT_HEADER_A, MPQ_SEGMENT_HEADER_B};
+    for (int i = 0; i < 2; i++) {
+        struct mpq_segment_header header;
+        memcpy(&header, base + places[i], sizeof header);
+        if (header.magic == MPQ_SEGMENT_MAGIC && header.generation == generation &&
+            memcmp(header.uuid, queue->uuid, 16) == 0 && header.bytes <= bytes &&
+            header.hash == segment_hash(&header, queue->hash_seed))
+            return MPQ_OK;
+    }
+    return MPQ_CORRUPT;
+}
+
+static uint64_t roll_hash(const struct mpq_roll *roll, uint64_t hash_seed, uint64_t generation)
+{
+    return mpq_xxh64(roll, offsetof(struct mpq_roll, hash),
+                     hash_seed + generation * MPQ_SEED_GENERATION);
+}
+
+void mpq_roll_write(struct mpq_queue *queue, struct mpq_segment *segment,
+                    const struct mpq_roll *roll)
+{
+    struct mpq_roll out = *roll;
+    out.magic = MPQ_ROLL_MAGIC;
+    out.generation = segment->generation;
+    out.hash = roll_hash(&out, queue->hash_seed, segment->generation);
+    memcpy(segment->base + MPQ_SEGMENT_ROLL_A, &out, sizeof out);
+    memcpy(segment->base + MPQ_SEGMENT_ROLL_B, &out, sizeof out);
+}
+
+bool mpq_roll_read(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                   struct mpq_roll *roll)
+{
+    static const uint32_t places[2] = {MPQ_SEGMENT_ROLL_A, MPQ_SEGMENT_ROLL_B};
+    for (int i = 0; i < 2; i++) {
+        memcpy(roll, segment->base + places[i], sizeof *roll);
+        if (roll->magic == MPQ_ROLL_MAGIC && roll->generation == segment->generation &&
+            roll->hash == roll_hash(roll, queue->hash_seed, segment->generation))
+            return true;
+    }
+    return false;
+}
+
+/* ---- mappings */
+
+void mpq_segment_retain(struct mpq_segment *segment)
+{
+    atomic_fetch_add_explicit(&segment->references, 1, memory_order_relaxed);
+}
+
+void mpq_segment_release(struct mpq_segment *segment)
+{
+    if (segment == NULL ||
+        atomic_fetch_sub_explicit(&segment->references, 1, memory_order_acq_rel) != 1)
+        return;
+    segment->io->unmap(segment->io, segment->base, segment->bytes);
+    segment->io->free(segment->io, segment);
+}
+
+static void forget(struct mpq_queue *queue, unsigned slot)
+{
+    struct mpq_segment *segment = queue->maps[slot];
+    queue->maps[slot] = NULL;
+    mpq_segment_release(segment);
+}
+
+void mpq_segments_forget(struct mpq_queue *queue, uint64_t below)
+{
+    for (unsigned i = 0; i < MPQ_MAPS; i++)
+        if (queue->maps[i] != NULL && queue->maps[i]->generation < below)
+            forget(queue, i);
+}
+
+static mpq_status map_file(struct mpq_queue *queue, uint64_t generation, int fd,
+                           struct mpq_segment **out, struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    struct stat now;
+    if (io->fstat(io, fd, &now) != 0)
+        return mpq_fail_errno(error, "%s: cannot look at segment %llu", queue->path,
+                              (unsigned long long)generation);
+    uint64_t bytes = (uint64_t)now.st_size & ~(uint64_t)(MPQ_FRAME_ALIGN - 1);
+    if (bytes < MPQ_SEGMENT_FIRST) {
+        mpq_status status = mpq_fail(error, MPQ_CORRUPT, "%s: segment %llu was truncated",
+                                     queue->path, (unsigned long long)generation);
+        if (error != NULL)
+            error->generation = generation;
+        return status;
+    }
+    struct mpq_segment *segment = io->alloc(io, sizeof *segment);
+    if (segment == NULL)
+        return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
+    segment->base = io->map(io, fd, bytes, true);
+    if (segment->base == NULL) {
+        mpq_status status = mpq_fail_errno(error, "%s: cannot map segment %llu", queue->path,
+                                           (unsigned long long)generation);
+        io->free(io, segment);
+        return status;
+    }
+    /* Read-ahead would make the next sync of one dirty byte write hundreds of KiB. */
+    (void)io->advise(io, segment->base, bytes, MADV_RANDOM);
+    segment->io = io;
+    segment->generation = generation;
+    segment->bytes = bytes;
+    segment->touched = MPQ_SEGMENT_FIRST;
+    mpq_store(segment->references, 1);
+    *out = segment;
+    return MPQ_OK;
+}
+
+struct mpq_segment *mpq_segment_map(struct mpq_queue *queue, uint64_t generation,
+                                    struct mpq_error *error)
+{
+    struct mpq_segment *segment = mpq_segment_mapped(queue, generation);
+    if (segment != NULL)
+        return segment;
+    mpq_io *io = queue->io;
+    char name[MPQ_NAME_MAX];
+    mpq_segment_name(generation, name);
+    int fd = io->open(io, queue->dirfd, name, O_RDWR, 0);
+    if (fd < 0) {
+        if (errno != ENOENT) {
+            mpq_fail_errno(error, "%s: cannot open %s", queue->path, name);
+        } else if (mpq_still_there(queue, error) == MPQ_OK) {
+            mpq_fail(error, MPQ_CORRUPT, "%s: %s is missing", queue->path, name);
+            if (error != NULL)
+                error->generation = generation;
+        }
+        return NULL;
+    }
+    mpq_status status = map_file(queue, generation, fd, &segment, error);
+    io->close(io, fd);
+    if (status != MPQ_OK)
+        return NULL;
+    /* Retired mappings pin disk blocks of deleted files, in every process. */
+    mpq_segments_forget(queue, mpq_load(queue->control->oldest_generation));
+    if (queue->maps[generation % MPQ_MAPS] != NULL)
+        forget(queue, generation % MPQ_MAPS);
+    queue->maps[generation % MPQ_MAPS] = segment;
+    return segment;
+}
+
+/* ---- preparing */
+
+/* A producer may have segments up to the ring's bound less the spare that relocation owns. */
+bool mpq_ring_room(const struct mpq_queue *queue, uint64_t generation)
+{
+    const struct mpq_control *control = queue->control;
+    uint64_t oldest = mpq_load(control->oldest_generation);
+    uint64_t most = mpq_load(control->max_segments) - 1;
+    return generation + 1 - oldest <= most;
+}
+
+static void preparing_name(struct mpq_queue *queue, char name[MPQ_NAME_MAX])
+{
+    static _Atomic uint32_t serial; /* only keeps names of one process apart */
+    snprintf(name, MPQ_NAME_MAX, "preparing-%llu-%u", (unsigned long long)queue->incarnation,
+             atomic_fetch_add(&serial, 1));
+}
+
+/* Takes a kept file for reuse: renamed to `name`, which only this process uses. */
+static int take_kept(struct mpq_queue *queue, uint64_t bytes, const char *name)
+{
+    struct mpq_control *control = queue->control;
+    mpq_io *io = queue->io;
+    uint64_t oldest = mpq_load(control->oldest_generation);
+    if (queue->weak || bytes != queue->segment_size)
+        return -1;
+    for (uint64_t back = 1; back <= 64 && back <= oldest; back++) {
+        uint64_t generation = oldest - back;
+        struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
+        uint64_t state = atomic_load(&entry->state);
+        if (MPQ_STATE_CODE(state) != MPQ_RING_KEPT || mpq_load(entry->generation) != generation)
+            continue;
+        if (!atomic_compare_exchange_strong(&entry->state, &state, MPQ_STATE(0, MPQ_RING_EMPTY)))
+            continue;
+        char kept[MPQ_NAME_MAX];
+        mpq_segment_name(generation, kept);
+        if (io->rename(io, queue->dirfd, kept, name) != 0)
+            continue;
+        int fd = io->open(io, queue->dirfd, name, O_RDWR, 0);
+        struct stat now;
+        /* Views of it may live in a forked child: the exclusive lock proves that none do. */
+        if (fd >= 0 && io->lock(io, fd, F_WRLCK, MPQ_BYTE_VIEWS, 1) == 0 &&
+            io->fstat(io, fd, &now) == 0 && (uint64_t)now.st_size == bytes &&
+            io->lock(io, fd, F_UNLCK, MPQ_BYTE_VIEWS, 1) == 0)
+            return fd;
+        if (fd >= 0)
+            io->close(io, fd);
+        (void)io->unlink(io, queue->dirfd, name);
+    }
+    return -1;
+}
+
+static mpq_status make_file(struct mpq_queue *queue, uint64_t bytes, const char *name, int *out,
+                            struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    int fd = io->open(io, queue->dirfd, name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0)
+        return mpq_fail_errno(error, "%s: cannot make a segment file", queue->path);
+    struct stat now;
+    if (io->chmod(io, fd, queue->created.file_mode) != 0 || io->allocate(io, fd, bytes) != 0 ||
+        io->fstat(io, fd, &now) != 0)
+        goto failed;
+    if ((uint64_t)now.st_blocks * 512 < bytes) { /* emulated or compressed: not real room */
+        errno = ENOSPC;
+        goto failed;
+    }
+    *out = fd;
+    return MPQ_OK;
+failed:;
+    mpq_status status = mpq_fail_errno(error, "%s: cannot allocate a segment of %llu bytes",
+                                       queue->path, (unsigned long long)bytes);
+    io->close(io, fd);
+    (void)io->unlink(io, queue->dirfd, name);
+    return status;
+}
+
+static mpq_status name_file(struct mpq_queue *queue, int fd, uint64_t generation, uint64_t bytes,
+                            const char *name, uint64_t *named_bytes, struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    struct mpq_segment_header header;
+    memset(&header, 0, sizeof header);
+    header.magic = MPQ_SEGMENT_MAGIC;
+    header.version = MPQ_FORMAT_VERSION;
+    header.first_offset = MPQ_SEGMENT_FIRST;
+    memcpy(header.uuid, queue->uuid, 16);
+    header.generation = generation;
+    header.bytes = bytes;
+    header.hash = segment_hash(&header, queue->hash_seed);
+    char final[MPQ_NAME_MAX];
+    mpq_segment_name(generation, final);
+    struct stat now;
+    if (mpq_io_write(io, fd, &header, sizeof header, MPQ_SEGMENT_HEADER_A) != 0 ||
+        mpq_io_write(io, fd, &header, sizeof header, MPQ_SEGMENT_HEADER_B) != 0 ||
+        io->datasync(io, fd) != 0)
+        return mpq_fail_errno(error, "%s: cannot write the header of segment %llu", queue->path,
+                              (unsigned long long)generation);
+    if (io->link(io, queue->dirfd, name, final) != 0 && errno != EEXIST)
+        return mpq_fail_errno(error, "%s: cannot name segment %llu", queue->path,
+                              (unsigned long long)generation);
+    if (io->stat(io, queue->dirfd, final, &now) != 0)
+        return mpq_fail_errno(error, "%s: cannot look at %s", queue->path, final);
+    if (io->sync(io, queue->dirfd) != 0) {
+        int saved = errno;
+        mpq_poison(queue, saved, MPQ_STAGE_DIRECTORY);
+        errno = saved;
+        mpq_status status = mpq_fail_errno(error, "%s: cannot sync the directory", queue->path);
+        return status == MPQ_OK ? MPQ_INTERNAL : MPQ_FLUSH_FAILED;
+    }
+    *named_bytes = (uint64_t)now.st_size;
+    return MPQ_OK;
+}
+
+/* After PREPARED nobody may find seqs without room below the mark. */
+static mpq_status raise_mark(struct mpq_queue *queue, uint64_t generation,
+                             const struct mpq_call *call, struct mpq_error *error)
+{
+    struct mpq_control *control = queue->control;
+    uint64_t ahead = 4 * (queue->segment_size / MPQ_FRAME_ALIGN / 2) + MPQ_BATCH_MAX;
+    uint64_t next = mpq_tail_read(control).next_seq;
+    if (next + ahead <= mpq_load(control->seq_mark))
+        return MPQ_OK;
+    return mpq_mark_raise(queue, next + ahead + MPQ_SEQ_BLOCK, generation + 1, call, error);
+}
+
+static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
+                        const struct mpq_call *call, struct mpq_error *error)
+{
+    struct mpq_control *control = queue->control;
+    mpq_io *io = queue->io;
+    char name[MPQ_NAME_MAX];
+    preparing_name(queue, name);
+    mpq_status status = mpq_still_there(queue, error);
+    if (status == MPQ_OK)
+        status = raise_mark(queue, generation, call, error);
+    if (status != MPQ_OK)
+        return status;
+    int fd = take_kept(queue, bytes, name);
+    bool reused = fd >= 0;
+    if (!reused)
+        status = make_file(queue, bytes, name, &fd, error);
+    if (status != MPQ_OK)
+        return status;
+    uint64_t named_bytes = bytes;
+    status = name_file(queue, fd, generation, bytes, name, &named_bytes, error);
+    io->close(io, fd);
+    (void)io->unlink(io, queue->dirfd, name);
+    if (status != MPQ_OK)
+        return status;
+    atomic_fetch_add_explicit(reused ? &control->segments_reused : &control->segments_made, 1,
+                              memory_order_relaxed);
+    struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
+    uint64_t state = atomic_load(&entry->state);
+    while (MPQ_STATE_CODE(state) != MPQ_RING_PREPARED || mpq_load(entry->generation) != generation) {
+        mpq_store(entry->bytes, named_bytes);
+        mpq_store(entry->freed_at, 0);
+        mpq_store(entry->generation, generation);
+        /* SYNC prepared: release here, acquire in mpq_ring_ready */
+        if (atomic_compare_exchange_strong(&entry->state, &state,
+                                           MPQ_STATE(queue->incarnation, MPQ_RING_PREPARED)))
+            break;
+    }
+    return MPQ_OK;
+}
+
+static bool take_entry(struct mpq_queue *queue, struct mpq_ring_entry *entry,
+                       uint64_t generation)
+{
+    uint64_t state = atomic_load(&entry->state);
+    unsigned code = MPQ_STATE_CODE(state);
+    if (code == MPQ_RING_PREPARED && mpq_load(entry->generation) == generation)
+        return false; /* just now, by somebody else */
+    if (code == MPQ_RING_PREPARING && !mpq_dead(queue, MPQ_STATE_INC(state)))
+        return false;
+    return atomic_compare_exchange_strong(&entry->state, &state,
+                                          MPQ_STATE(queue->incarnation, MPQ_RING_PREPARING));
+}
+
+static void give_entry_back(struct mpq_queue *queue, struct mpq_ring_entry *entry)
+{
+    uint64_t state = MPQ_STATE(queue->incarnation, MPQ_RING_PREPARING);
+    (void)atomic_compare_exchange_strong(&entry->state, &state, MPQ_STATE(0, MPQ_RING_EMPTY));
+}
+
+mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
+                               const struct mpq_call *call, struct mpq_error *error)
+{
+    struct mpq_control *control = queue->control;
+    struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
+    uint64_t patience = 0;
+    for (;;) {
+        if (mpq_ring_ready(queue, generation))
+            return MPQ_OK;
+        if (!mpq_ring_room(queue, generation)) {
+            mpq_status status = mpq_fail(
+                error, MPQ_FULL,
+                "%s: all %u segments hold items that are not acked yet; consume and ack, or raise "
+                "max_segments",
+                queue->path, mpq_load(control->max_segments));
+            if (error != NULL)
+                error->reason = MPQ_FULL_RING;
+            return status;
+        }
+        uint64_t now = queue->io->monotonic_ns(queue->io);
+        if (patience == 0)
+            patience = now + PATIENCE_NS;
+        bool owned = take_entry(queue, entry, generation);
+        if (owned || now >= patience) {
+            mpq_status status = build(queue, generation, bytes, call, error);
+            if (owned && status != MPQ_OK)
+                give_entry_back(queue, entry);
+            mpq_wake(queue, &control->segment_event, &control->segment_waiting);
+            return status;
+        }
+        struct mpq_waiter waiter =
+            mpq_wait_arm(&control->segment_event, &control->segment_waiting);
+        if (mpq_ring_ready(queue, generation))
+            return MPQ_OK;
+        const struct mpq_call slice = {UINT64_MAX, call->check, call->arg};
+        mpq_status status = mpq_wait_sleep(queue, &waiter, &slice, 20 * MPQ_MS);
+        if (status != MPQ_OK)
+            return status;
+    }
+}

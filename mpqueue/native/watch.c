@@ -1,0 +1,131 @@
+/* watch.c - waiting for something to consume, and clearing what stands in the way.
+ *
+ * Under sync and group the consumer reads up to the durable watermark, which stands at the first
+ * frame that is not settled. Its claimant, or the pusher that should flush it, may have died: then
+ * the consumer makes the gap, or the flush, itself. A gap is thus durable before it is passed. */
+#include "internal.h"
+
+#define SPINS 200
+#define OWN_FLUSH_SLICES 3 /* 1 + 2 + 4 ms without progress */
+
+static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
+{
+    struct mpq_queue *queue = consumer->queue;
+    *pending = mpq_tail_read(queue->control).position > consumer->read_position;
+    if (consumer->again_count != 0 || consumer->tell)
+        return true;
+    return mpq_visible_limit(queue) > consumer->read_position && !consumer->blocked_on_claim &&
+           !consumer->blocked_on_window;
+}
+
+static bool look(struct mpq_consumer *consumer, bool *pending, uint32_t *slices)
+{
+    pthread_mutex_lock(&consumer->mutex);
+    bool now = consumer->closed || progress_possible(consumer, pending);
+    *slices = consumer->idle_slices;
+    pthread_mutex_unlock(&consumer->mutex);
+    return now;
+}
+
+/* The frame at the read position is above the watermark. True: a flush would move it. */
+static bool settle_head(struct mpq_consumer *consumer)
+{
+    struct mpq_queue *queue = consumer->queue;
+    const uint64_t position = consumer->read_position;
+    const uint64_t generation = MPQ_POSITION_GEN(position);
+    struct mpq_error error;
+    struct mpq_seen seen;
+    if (mpq_visible_limit(queue) > position || mpq_tail_read(queue->control).position <= position)
+        return false;
+    uint64_t offset = MPQ_POSITION_OFF(position);
+    if (generation < mpq_load(queue->control->oldest_generation))
+        return true;
+    if (offset < MPQ_SEGMENT_FIRST)
+        offset = MPQ_SEGMENT_FIRST;
+    struct mpq_segment *segment = mpq_consumer_segment(consumer, generation, &error);
+    if (segment == NULL ||
+        mpq_frame_see(queue, segment, offset, consumer->read_seq, &seen) != MPQ_SEE_FRAME)
+        return true;
+    if (seen.code != MPQ_CLAIMED)
+        return true;
+    const uint64_t claimant = MPQ_STATE_INC(seen.header.state);
+    if (!mpq_dead(queue, claimant)) {
+        mpq_store(queue->control->blocked_on_claim, claimant);
+        return false;
+    }
+    mpq_gap_frames(queue, segment, offset, &seen);
+    return true;
+}
+
+static mpq_status clear_the_way(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    bool flush = settle_head(consumer);
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    if (!flush || mpq_load(queue->control->poison_errno) != 0)
+        return MPQ_OK; /* poisoned: what is durable can still be read */
+    status = mpq_flush_once(queue, error);
+    return status == MPQ_POISONED ? MPQ_OK : status;
+}
+
+static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_call *call,
+                              struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    struct mpq_control *control = queue->control;
+    bool pending = false;
+    uint32_t slices = 0;
+    for (int i = 0; i < SPINS; i++) {
+        if (mpq_visible_limit(queue) > consumer->limit)
+            break;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    struct mpq_waiter waiter = mpq_wait_arm(&control->items_event, &control->items_waiting);
+    if (look(consumer, &pending, &slices))
+        return MPQ_OK;
+    uint64_t slice = MPQ_SLICE_NS;
+    if (pending)
+        slice = mpq_min64(MPQ_MS << mpq_min64(slices, 7), MPQ_SLICE_NS);
+    mpq_status status = mpq_wait_sleep(queue, &waiter, call, slice);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_still_there(queue, error);
+    if (status != MPQ_OK || look(consumer, &pending, &slices))
+        return status;
+    pthread_mutex_lock(&consumer->mutex);
+    consumer->idle_slices = pending ? consumer->idle_slices + 1 : 0;
+    pthread_mutex_unlock(&consumer->mutex);
+    if (pending && slices >= OWN_FLUSH_SLICES && mpq_visible_is_durable(queue))
+        status = clear_the_way(consumer, error);
+    return status;
+}
+
+mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call *call,
+                            struct mpq_error *error)
+{
+    mpq_status status = mpq_consumer_check(consumer, error);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_enter(consumer->queue, call, error);
+    if (status != MPQ_OK)
+        return status;
+    status = wait_inside(consumer, call, error);
+    mpq_exit(consumer->queue);
+    return status;
+}
+
+mpq_status mpq_checkpoint(struct mpq_consumer *consumer, const struct mpq_call *call,
+                          struct mpq_error *error)
+{
+    mpq_status status = mpq_consumer_check(consumer, error);
+    if (status == MPQ_OK)
+        status = mpq_flush(consumer->queue, call, error);
+    for (int i = 0; i < 2 && status == MPQ_OK; i++)
+        status = mpq_cursor_write(consumer, error);
+    if (status == MPQ_OK)
+        mpq_reclaim(consumer, false);
+    return status;
+}
