@@ -86,11 +86,11 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
     struct mpq_queue *queue = consumer->queue;
     struct mpq_consumer_now *record = &consumer->record;
     const uint64_t index = (seq >> 5) % queue->window_words;
-    if (consumer->record_open && record->word_index != index)
+    const uint64_t tag = (seq >> 5) << 32;
+    if (consumer->record_open && (record->word_value & ~0xFFFFFFFFULL) != tag)
         mpq_settle_commit(consumer);
     if (!consumer->record_open) {
         const struct mpq_window_word *word = &queue->window[index];
-        const uint64_t tag = (seq >> 5) << 32;
         uint64_t value = mpq_load(word->value);
         if (value != ~mpq_load(word->complement) || (value & ~0xFFFFFFFFULL) != tag)
             value = tag;

@@ -6,7 +6,6 @@
  * writes a slot, and goes on with the slot after the newest valid one. I4 what only one slot has
  * passed is not reclaimed. */
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #include "internal.h"
@@ -318,14 +317,9 @@ void mpq_helper_poke(struct mpq_consumer *consumer)
     consumer->helper_wanted |= persist;
     consumer->helper_reclaim |= reclaim;
     if (!consumer->helper_started) {
-        sigset_t all, before;
-        sigfillset(&all);
-        sigdelset(&all, SIGBUS);
-        sigdelset(&all, SIGSEGV);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        mpq_io *queue_io = consumer->queue->io;
         consumer->helper_started =
-            pthread_create(&consumer->helper, NULL, helper_main, consumer) == 0;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
+            queue_io->spawn(queue_io, &consumer->helper, helper_main, consumer) == 0;
         return;
     }
     pthread_cond_signal(&consumer->helper_wake);

@@ -121,10 +121,12 @@ static mpq_status take_snapshot(struct mpq_queue *queue, struct snapshot *snap,
     struct mpq_tail_now tail = mpq_tail_read(control);
     struct mpq_consumer_now consumer = mpq_consumer_read(control);
     uint64_t watermark = atomic_load_explicit(&control->durable_position, memory_order_acquire);
-    snap->from = mpq_max64(watermark, consumer.floor_position);
+    /* What was acked is settled, but a crash may undo acks that are not durable: it is written too. */
+    snap->from = watermark;
     snap->tail = tail.position;
     snap->settled = tail.position;
-    uint64_t position = snap->from, unsettled = 0, unsettled_bytes = 0;
+    uint64_t position = mpq_max64(watermark, consumer.floor_position);
+    uint64_t unsettled = 0, unsettled_bytes = 0;
     bool contiguous = true;
     while (position < tail.position) {
         uint64_t generation = MPQ_POSITION_GEN(position);
@@ -173,8 +175,8 @@ static mpq_status write_segment(struct mpq_queue *queue, struct mpq_segment *seg
         from = 0;
     }
     uint64_t start = from & ~(host_page - 1);
-    if (to > segment->bytes)
-        to = segment->bytes;
+    if (start >= to)
+        return MPQ_OK;
     if (queue->io->msync(queue->io, segment->base + start, to - start) != 0)
         return MPQ_FLUSH_FAILED;
     segment->flushed_before = true;

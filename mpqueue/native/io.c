@@ -8,6 +8,7 @@
 #include <linux/fs.h>
 #include <linux/futex.h>
 #include <semaphore.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -324,6 +325,20 @@ static void sys_free(mpq_io *io, void *memory)
     free(memory);
 }
 
+/* Signals stay with the threads that the caller knows. */
+static int sys_spawn(mpq_io *io, pthread_t *thread, void *(*run)(void *), void *arg)
+{
+    (void)io;
+    sigset_t all, before;
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGSEGV);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(thread, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
 const struct mpq_io mpq_io_system = {
     .open = sys_open,
     .close = sys_close,
@@ -362,6 +377,7 @@ const struct mpq_io mpq_io_system = {
     .random = sys_random,
     .alloc = sys_alloc,
     .free = sys_free,
+    .spawn = sys_spawn,
 };
 
 int mpq_io_read(mpq_io *io, int fd, void *data, size_t bytes, uint64_t offset)

@@ -8,6 +8,7 @@
 #ifndef MPQ_IO_H
 #define MPQ_IO_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -62,6 +63,7 @@ struct mpq_io {
     int (*random)(mpq_io *io, void *data, size_t bytes);
     void *(*alloc)(mpq_io *io, size_t bytes); /* zeroed */
     void (*free)(mpq_io *io, void *memory);
+    int (*spawn)(mpq_io *io, pthread_t *thread, void *(*run)(void *), void *arg); /* 0 or an errno */
 };
 
 /* The real one. */

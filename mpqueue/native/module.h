@@ -5,7 +5,9 @@
  *
  * I1  Reference counts and flags here change only with the interpreter lock held.
  * I2  `try` calls of the core run with that lock held; whatever may sleep or sync runs without it.
- * I3  A core handle is freed by whoever drops its last reference, so a call in another thread,
+ * I3  `closing` is set, with the interpreter lock held, before the core's close begins, and nothing
+ *     calls the core with that lock held once it is set: a try call never meets a close under way.
+ * I4  A core handle is freed by whoever drops its last reference, so a call in another thread,
  *     which holds one through its object, never sees freed memory; after close it sees MPQ_CLOSED.
  */
 #ifndef MPQ_MODULE_H
@@ -49,15 +51,16 @@ struct state {
     PyObject *make_error; /* mpqueue.exceptions._from_native */
     PyTypeObject *queue_type, *consumer_type, *item_type, *view_type;
     PyObject *names[SIGNATURES][ARGUMENTS_MAX]; /* interned argument names */
-    PyObject *raise, *drop;                     /* interned values of on_full */
+    PyObject *raise, *drop; /* interned values of on_full */
 };
 
 /* The core's queue, shared by the Queue object and the roles opened on it. */
 struct handle {
     size_t references;
     struct mpq_queue *queue;
-    struct mpq_stats last; /* snapshot taken when close began */
-    bool closing;
+    struct mpq_stats last; /* snapshots taken when close began */
+    struct mpq_options last_options;
+    bool closing; /* I3 */
 };
 
 /* The core's consumer, shared by the Consumer object and its items. */
@@ -67,6 +70,7 @@ struct role {
     struct handle *handle;
     struct state *state;
     uint64_t acked_below; /* ack_up_to settled everything handed out below this seq */
+    bool closing; /* I3; the handle's counts too */
 };
 
 struct queue_object {
@@ -79,9 +83,9 @@ struct consumer_object {
     PyObject_HEAD struct role *role; /* NULL before __init__ */
     struct state *state;
     PyObject *queue;
-    PyObject *on_loss;   /* NULL or a callable that gets each Corrupt instead of it being raised */
+    PyObject *on_loss; /* NULL or a callable that gets each Corrupt instead of it being raised */
     PyTypeObject *items; /* Item or a subclass */
-    PyObject *pending;   /* NULL or an exception that the next reserve raises */
+    PyObject *pending; /* NULL or an exception that the next reserve raises */
     char views;
 };
 
@@ -126,8 +130,8 @@ void handle_drop(struct handle *handle);
 /* Hands events worth a WARNING to the object's _report_events. What that raises is not the
  * caller's business: it is printed as unraisable. */
 void events_report(struct queue_object *queue);
-/* NULL with Closed set when __init__ has not run. */
-struct handle *handle_of(struct queue_object *queue);
+/* NULL with Closed set once close began, and before __init__ ran. */
+struct handle *handle_open(struct queue_object *queue);
 
 /* ---- module_put.c: METH_FASTCALL | METH_KEYWORDS methods of Queue */
 
@@ -151,6 +155,8 @@ extern PyType_Spec consumer_spec;
 extern PyType_Spec item_spec;
 extern PyType_Spec view_spec;
 void role_drop(struct role *role);
+/* MPQ_CLOSED, with *error filled unless it is NULL, once close began; else MPQ_OK. */
+mpq_status role_check(const struct role *role, struct mpq_error *error);
 /* Wraps what the core handed out and takes over item->segment, also when it fails: then the item
  * is ready again. A peeked item is settled from the start and never a view. */
 PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked);

@@ -31,7 +31,8 @@ struct rebuild {
     uint64_t torn, lost, lost_bytes;
     uint64_t batch[MPQ_BATCH_MAX]; /* offsets of an unfinished batch */
     uint32_t batch_count;
-    uint64_t batch_seq; /* its next seq */
+    uint64_t batch_seq; /* its next seq, 0 = none is open */
+    bool batch_whole;   /* it was seen whole before */
 };
 
 static bool believed(const struct rebuild *r, uint64_t generation, uint64_t offset)
@@ -133,6 +134,7 @@ static void drop_batch(struct rebuild *r, struct mpq_segment *segment)
         r->report->gaps++;
         r->report->items--;
     }
+    r->batch_seq = 0;
 }
 
 static bool settled_before(const struct rebuild *r, uint64_t seq)
@@ -152,29 +154,39 @@ static void count_frame(struct rebuild *r, const struct mpq_seen *seen, bool ite
         r->report->gaps++;
 }
 
-/* Batches above the watermark are all or nothing. */
+/* Batches above the watermark are all or nothing. A member that was settled proves that a consumer
+ * once saw the batch whole. */
 static void follow_batch(struct rebuild *r, struct mpq_segment *segment, uint64_t offset,
                          const struct mpq_seen *seen, bool item)
 {
     const uint16_t flags = seen->header.flags;
+    const uint64_t seq = seen->header.seq;
+    const bool member = item && (flags & MPQ_FLAG_BATCH) != 0;
     const bool first = (flags & MPQ_FLAG_BATCH_FIRST) != 0;
-    if (r->batch_count > 0 &&
-        (first || (flags & MPQ_FLAG_BATCH) == 0 || seen->header.seq != r->batch_seq || !item))
+    const bool goes_on = member && !first && seq == r->batch_seq;
+    if (!goes_on) {
         drop_batch(r, segment);
-    if ((flags & MPQ_FLAG_BATCH) == 0 || !item)
+        r->batch_whole = member && !first && settled_before(r, seq - 1);
+    }
+    r->batch_seq = 0;
+    if (!member)
         return;
-    if (settled_before(r, seen->header.seq))
-        return; /* seen whole by a consumer once */
-    if (!first && r->batch_count == 0) { /* its beginning is missing */
-        set_state(r, segment, offset, MPQ_GAP);
-        r->report->gaps++;
-        r->report->items--;
+    if (settled_before(r, seq)) {
+        r->batch_whole = true;
+        r->batch_count = 0;
+    }
+    if (!goes_on && !first && !r->batch_whole) { /* its beginning is missing */
+        r->batch[r->batch_count++] = offset;
+        drop_batch(r, segment);
         return;
     }
-    r->batch[r->batch_count++] = offset;
-    r->batch_seq = seen->header.seq + 1;
-    if ((flags & MPQ_FLAG_BATCH_LAST) != 0 || r->batch_count == MPQ_BATCH_MAX)
+    if (!r->batch_whole)
+        r->batch[r->batch_count++] = offset;
+    r->batch_seq = seq + 1;
+    if ((flags & MPQ_FLAG_BATCH_LAST) != 0 || r->batch_count == MPQ_BATCH_MAX) {
         r->batch_count = 0;
+        r->batch_seq = 0;
+    }
 }
 
 /* Seqs next..upto-1 lay in from..to and are not there. */
@@ -282,7 +294,11 @@ static void walk_segment(struct rebuild *r, struct mpq_segment *segment, uint64_
 /* What the successor says about the end of this segment. */
 static void close_segment(struct rebuild *r, struct mpq_segment *segment, uint64_t upto)
 {
-    uint64_t end = r->last == segment->generation ? r->end : MPQ_SEGMENT_FIRST;
+    uint64_t end = MPQ_SEGMENT_FIRST;
+    if (r->last == segment->generation)
+        end = r->end;
+    else if (segment->generation == MPQ_POSITION_GEN(r->floor_position))
+        end = mpq_max64(end, MPQ_POSITION_OFF(r->floor_position));
     if (end + MPQ_FRAME_HEADER > segment->bytes)
         return;
     struct mpq_seen seen;
@@ -335,39 +351,66 @@ static void begin_at(struct rebuild *r, const struct mpq_generations *found)
     r->next = r->floor;
 }
 
+/* Segment `to` holds an item, so its roll record binds: closes those before it that are open. */
+static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *found,
+                              uint32_t from, uint32_t to, uint64_t first_seq,
+                              struct mpq_error *error)
+{
+    mpq_status status = MPQ_OK;
+    for (uint32_t i = from; i < to && status == MPQ_OK; i++) {
+        struct mpq_segment *segment = map_at(r, found->list[i], &status, error);
+        if (segment == NULL)
+            continue;
+        struct mpq_segment *after = map_at(r, found->list[i + 1], &status, error);
+        struct mpq_roll roll;
+        uint64_t upto = first_seq;
+        if (after != NULL && mpq_roll_read(r->queue, after, &roll))
+            upto = mpq_min64(roll.previous_seq, first_seq);
+        close_segment(r, segment, upto);
+        r->next = mpq_max64(r->next, upto);
+        mpq_segment_release(after);
+        mpq_segment_release(segment);
+    }
+    return status;
+}
+
+/* Does the segment hold an item? One whose header one flipped bit spoils counts. */
+static bool binds(struct rebuild *r, struct mpq_segment *segment, uint64_t offset,
+                  struct mpq_seen *seen)
+{
+    if (mpq_frame_see(r->queue, segment, offset, r->next, seen) == MPQ_SEE_FRAME &&
+        seen->code != MPQ_PAD && seen->code != MPQ_GAP &&
+        mpq_body_holds(r->queue, segment, offset, &seen->header))
+        return true;
+    return mpq_frame_scan(r->queue, segment, offset, UINT64_MAX, r->next, false, seen) != 0;
+}
+
 static mpq_status walk_all(struct rebuild *r, const struct mpq_generations *found,
                            struct mpq_error *error)
 {
-    struct mpq_queue *queue = r->queue;
     mpq_status status = MPQ_OK;
-    struct mpq_segment *before = NULL;
     begin_at(r, found);
-    for (uint32_t i = 0; i < found->count && status == MPQ_OK; i++) {
+    uint32_t open = 0; /* index of the first segment that is not closed */
+    while (open < found->count && found->list[open] < MPQ_POSITION_GEN(r->floor_position))
+        open++;
+    for (uint32_t i = open; i < found->count && status == MPQ_OK; i++) {
         const uint64_t generation = found->list[i];
-        if (generation < MPQ_POSITION_GEN(r->floor_position))
-            continue;
         struct mpq_segment *segment = map_at(r, generation, &status, error);
         if (segment == NULL)
             continue;
-        uint64_t offset = generation == MPQ_POSITION_GEN(r->floor_position)
-                              ? MPQ_POSITION_OFF(r->floor_position)
-                              : 0;
+        uint64_t offset = MPQ_SEGMENT_FIRST;
+        if (generation == MPQ_POSITION_GEN(r->floor_position))
+            offset = mpq_max64(offset, MPQ_POSITION_OFF(r->floor_position));
         struct mpq_seen seen;
-        uint64_t first = mpq_frame_scan(queue, segment, mpq_max64(offset, MPQ_SEGMENT_FIRST),
-                                        UINT64_MAX, r->next, false, &seen);
-        if (first != 0 && before != NULL) { /* its roll record binds: it holds an item */
-            struct mpq_roll roll;
-            uint64_t upto = mpq_roll_read(queue, segment, &roll) ? roll.previous_seq
-                                                                 : seen.header.seq;
-            close_segment(r, before, mpq_min64(upto, seen.header.seq));
-            r->next = mpq_max64(r->next, mpq_min64(upto, seen.header.seq));
+        if (binds(r, segment, offset, &seen)) {
+            status = close_up_to(r, found, open, i, seen.header.seq, error);
+            open = i;
+            walk_segment(r, segment, offset);
+        } else if (offset > MPQ_SEGMENT_FIRST) {
+            walk_segment(r, segment, offset);
         }
-        if (first != 0 || offset != 0)
-            walk_segment(r, segment, mpq_max64(offset, MPQ_SEGMENT_FIRST));
-        mpq_segment_release(before);
-        before = segment;
+        mpq_segment_release(segment);
     }
-    mpq_segment_release(before);
     return status;
 }
 
@@ -449,7 +492,10 @@ static struct mpq_tail_now tail_from(const struct rebuild *r, const struct mpq_m
     struct mpq_tail_now tail = {.next_seq = mpq_max64(r->next, 1)};
     if (r->last != 0) {
         struct mpq_segment *segment = mpq_segment_map(r->queue, r->last, NULL);
-        uint64_t end = segment != NULL ? segment->bytes : r->end;
+        /* Behind the closing padding; without room for one, where the walk itself ends. */
+        uint64_t end = r->end;
+        if (segment != NULL && r->end + MPQ_FRAME_HEADER <= segment->bytes)
+            end = segment->bytes;
         tail.position = MPQ_POSITION(r->last, end);
     } else {
         uint64_t used = mpq_max64(MPQ_POSITION_GEN(r->floor_position), meta->generation_mark - 1);

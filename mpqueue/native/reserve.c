@@ -61,6 +61,17 @@ void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64
     }
 }
 
+/* True: seq lies beyond the window and something below is outstanding. */
+static bool window_blocks(struct mpq_consumer *consumer, uint64_t seq)
+{
+    if (MPQ_LIKELY(consumer->record.floor == consumer->read_seq || mpq_in_window(consumer, seq)))
+        return false;
+    mpq_settle_commit(consumer); /* the floor may be behind what is settled */
+    consumer->blocked_on_window =
+        consumer->record.floor < consumer->read_seq && !mpq_in_window(consumer, seq);
+    return consumer->blocked_on_window;
+}
+
 /* ---- damage */
 
 static mpq_status corrupt(struct mpq_consumer *consumer, uint64_t generation, uint64_t offset,
@@ -101,10 +112,8 @@ static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to
     const uint64_t first = consumer->read_seq;
     const uint64_t window = (uint64_t)queue->window_words * 32;
     const uint64_t count = next_seq > first ? next_seq - first : 0;
-    if (count != 0 && consumer->record.floor < first && !mpq_in_window(consumer, next_seq - 1)) {
-        consumer->blocked_on_window = true; /* until what is outstanding below is settled */
+    if (count != 0 && window_blocks(consumer, next_seq - 1))
         return MPQ_EMPTY;
-    }
     if (consumer->peeking)
         return mpq_fail(error, MPQ_CORRUPT,
                         "%s: the next bytes are damaged; reserve books and passes them",
@@ -232,10 +241,8 @@ static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
         consumer->read_position += out->seen.extent >> 5;
         return STEP_ON;
     }
-    if (consumer->record.floor < consumer->read_seq && !mpq_in_window(consumer, header->seq)) {
-        consumer->blocked_on_window = true;
+    if (window_blocks(consumer, header->seq))
         return stop(out, MPQ_EMPTY);
-    }
     if (out->seen.code == MPQ_GAP)
         return settle_gap(consumer, out);
     if (out->seen.code == MPQ_CLAIMED) {

@@ -263,6 +263,22 @@ failed:;
     return status;
 }
 
+/* Through a mapping, so that only these pages are synced: a reused file may have many dirty ones
+ * that nobody needs any more. */
+static int store_header(mpq_io *io, int fd, const struct mpq_segment_header *header)
+{
+    uint8_t *base = io->map(io, fd, MPQ_SEGMENT_FIRST, true);
+    if (base == NULL)
+        return -1;
+    memcpy(base + MPQ_SEGMENT_HEADER_A, header, sizeof *header);
+    memcpy(base + MPQ_SEGMENT_HEADER_B, header, sizeof *header);
+    int rc = io->msync(io, base, MPQ_SEGMENT_FIRST);
+    int saved = errno;
+    io->unmap(io, base, MPQ_SEGMENT_FIRST);
+    errno = saved;
+    return rc;
+}
+
 static mpq_status name_file(struct mpq_queue *queue, int fd, uint64_t generation, uint64_t bytes,
                             const char *name, uint64_t *named_bytes, struct mpq_error *error)
 {
@@ -279,9 +295,7 @@ static mpq_status name_file(struct mpq_queue *queue, int fd, uint64_t generation
     char final[MPQ_NAME_MAX];
     mpq_segment_name(generation, final);
     struct stat now;
-    if (mpq_io_write(io, fd, &header, sizeof header, MPQ_SEGMENT_HEADER_A) != 0 ||
-        mpq_io_write(io, fd, &header, sizeof header, MPQ_SEGMENT_HEADER_B) != 0 ||
-        io->datasync(io, fd) != 0)
+    if (store_header(io, fd, &header) != 0)
         return mpq_fail_errno(error, "%s: cannot write the header of segment %llu", queue->path,
                               (unsigned long long)generation);
     if (io->link(io, queue->dirfd, name, final) != 0 && errno != EEXIST)
