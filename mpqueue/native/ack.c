@@ -19,7 +19,8 @@ void mpq_entry_walked(struct mpq_consumer *consumer, uint64_t seq, uint64_t posi
 {
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
     if (consumer->record.floor == consumer->read_seq) {
-        /* Nothing is outstanding: the floor stands at this frame, whatever was missing before it. */
+        /* Nothing is outstanding: the floor stands at this frame, whatever was missing before it.
+         */
         consumer->record.floor = seq;
         consumer->record.floor_position = position;
         consumer->record_changed = true;
@@ -125,10 +126,11 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
 
 static mpq_status stale(struct mpq_consumer *consumer, uint64_t seq, struct mpq_error *error)
 {
-    return mpq_fail(error, MPQ_STALE,
-                    "%s: seq %llu was handed out again or returned since this hand-out; nothing was "
-                    "changed: act on the newer hand-out",
-                    consumer->queue->path, (unsigned long long)seq);
+    return mpq_fail(
+        error, MPQ_STALE,
+        "%s: seq %llu was handed out again or returned since this hand-out; nothing was "
+        "changed: act on the newer hand-out",
+        consumer->queue->path, (unsigned long long)seq);
 }
 
 /* Settles one hand-out; the caller commits. */
@@ -155,9 +157,8 @@ mpq_status mpq_ack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
     return status == MPQ_STALE ? stale(consumer, seq, error) : status;
 }
 
-mpq_status mpq_ack_many(struct mpq_consumer *consumer, const uint64_t *seqs,
-                        const uint64_t *tokens, uint32_t count, uint32_t *bad,
-                        struct mpq_error *error)
+mpq_status mpq_ack_many(struct mpq_consumer *consumer, const uint64_t *seqs, const uint64_t *tokens,
+                        uint32_t count, uint32_t *bad, struct mpq_error *error)
 {
     volatile uint64_t first_bad = 0;
     *bad = 0;

@@ -25,7 +25,7 @@ void mpq_options_default(struct mpq_options *options)
 
 #define BOUND(condition, text)                                                                     \
     if (!(condition))                                                                              \
-        return mpq_fail(error, MPQ_INVALID, "%s", text)
+    return mpq_fail(error, MPQ_INVALID, "%s", text)
 
 mpq_status mpq_options_check(const struct mpq_options *o, struct mpq_error *error)
 {
@@ -36,8 +36,7 @@ mpq_status mpq_options_check(const struct mpq_options *o, struct mpq_error *erro
           "max_segments must be from 4 to 8192");
     BOUND(o->keep_segments <= 64, "keep_segments must be from 0 to 64");
     BOUND(o->max_item >= 1 && o->max_item <= 2048 * MIB, "max_item must be from 1 byte to 2 GiB");
-    BOUND(o->durability <= MPQ_DURABILITY_SYNC,
-          "durability must be sync, group, interval or none");
+    BOUND(o->durability <= MPQ_DURABILITY_SYNC, "durability must be sync, group, interval or none");
     BOUND(o->interval_items >= 1, "interval_items must be at least 1");
     BOUND(o->ack_window >= 64 && o->ack_window <= (1u << 22) && o->ack_window % 64 == 0,
           "ack_window must be a multiple of 64 from 64 to 4194304");
@@ -117,10 +116,11 @@ mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
     const uint32_t fixed = MPQ_GIVEN_SEGMENT_SIZE | MPQ_GIVEN_ACK_WINDOW | MPQ_GIVEN_MAX_MEMBERS |
                            MPQ_GIVEN_CODEC | MPQ_GIVEN_MODE;
     if ((given & fixed) != 0)
-        return mpq_fail(error, MPQ_INVALID,
-                        "%s: segment_size, ack_window, max_members, codec and mode are fixed when a "
-                        "queue is made; make another queue",
-                        queue->path);
+        return mpq_fail(
+            error, MPQ_INVALID,
+            "%s: segment_size, ack_window, max_members, codec and mode are fixed when a "
+            "queue is made; make another queue",
+            queue->path);
     mpq_status status = mpq_enter(queue, call, error);
     if (status != MPQ_OK)
         return status;
@@ -184,8 +184,7 @@ static int64_t somebody(struct mpq_queue *queue)
     int64_t pid = -1;
     if (fd < 0)
         return pid;
-    if (mpq_io_read(queue->io, fd, &head, sizeof head, 0) == 0 &&
-        head.magic == MPQ_CONTROL_MAGIC &&
+    if (mpq_io_read(queue->io, fd, &head, sizeof head, 0) == 0 && head.magic == MPQ_CONTROL_MAGIC &&
         mpq_control_map(queue, fd, head.total_bytes, NULL) == MPQ_OK) {
         for (uint32_t i = 0; i < head.max_members && pid < 0; i++) {
             uint64_t incarnation = mpq_load(queue->members[i].incarnation);
@@ -212,8 +211,7 @@ static mpq_status attached(struct mpq_queue *queue, const char *what, struct mpq
 
 /* Opens meta and takes the gate and the range, without joining. */
 static mpq_status take_alone(struct alone *alone, const char *path, const struct mpq_io *io,
-                             const struct mpq_call *call, const char *what,
-                             struct mpq_error *error)
+                             const struct mpq_call *call, const char *what, struct mpq_error *error)
 {
     const struct mpq_open_args args = {.path = path, .io = io};
     alone->gate = (struct mpq_pin){NULL, -1};
@@ -243,11 +241,31 @@ static void leave_alone(struct alone *alone)
     mpq_free(alone->queue);
 }
 
+/* What control knows and the disk does not (acks, the watermark) goes to the cursor first. A queue
+ * too damaged for that is repaired from what its disk says. */
+static void persist_acks(const char *path, const struct mpq_call *call)
+{
+    const struct mpq_call now = {0, call->check, call->arg};
+    const struct mpq_open_args args = {.path = path};
+    struct mpq_queue *queue;
+    struct mpq_consumer *consumer;
+    if (mpq_open(&args, call, &queue, NULL) != MPQ_OK)
+        return;
+    if (mpq_consumer_open(queue, &now, &consumer, NULL) == MPQ_OK) {
+        (void)mpq_consumer_close(consumer, NULL);
+        mpq_consumer_free(consumer);
+    }
+    (void)mpq_close(queue, call, NULL);
+    mpq_free(queue);
+}
+
 mpq_status mpq_repair_queue(const char *path, bool dry_run, const struct mpq_call *call,
                             struct mpq_repair *report, struct mpq_error *error)
 {
     struct alone alone = {.queue = NULL};
     memset(report, 0, sizeof *report);
+    if (!dry_run)
+        persist_acks(path, call);
     mpq_status status = take_alone(&alone, path, NULL, call, "repair", error);
     struct mpq_meta_slot meta;
     char boot_id[40];
@@ -305,8 +323,8 @@ mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name
         struct mpq_queue *queue = alone.queue;
         mpq_io *table = queue->io;
         memcpy(gate_name, queue->gate_name, sizeof queue->gate_name);
-        struct shelf shelf = {table, table->open(table, queue->dirfd, "corrupt",
-                                                 O_RDONLY | O_DIRECTORY, 0)};
+        struct shelf shelf = {
+            table, table->open(table, queue->dirfd, "corrupt", O_RDONLY | O_DIRECTORY, 0)};
         if (shelf.dirfd >= 0) {
             (void)table->list(table, shelf.dirfd, remove_saved, &shelf);
             table->close(table, shelf.dirfd);

@@ -1,5 +1,5 @@
-/* checksum.c - XXH64, written from the public specification (xxHash, "XXH64 algorithm description").
- * The PyPI package xxhash is the oracle of its tests. */
+/* checksum.c - XXH64, written from the public specification (xxHash, "XXH64 algorithm
+ * description"). The PyPI package xxhash is the oracle of its tests. */
 #include <string.h>
 
 #include "mpq.h"

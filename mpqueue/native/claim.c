@@ -1,12 +1,12 @@
 /* claim.c - 1 claim, 2 write, 3 publish.
  *
  * Claim, under the header lock: frame headers are written CLAIMED beyond the tail, then one
- * selector store moves the tail. Killed before it: nothing happened. Between claim and publish there
- * is one straight path: no wait, no lock, no signal check.
+ * selector store moves the tail. Killed before it: nothing happened. Between claim and publish
+ * there is one straight path: no wait, no lock, no signal check.
  *
  * I1 every frame below the tail has a whole header. I2 seqs are dense and never reused within an
- * epoch. I3 CLAIMED(me) -> READY is a CAS of its own claimant; CLAIMED(n) -> GAP is made by others only when n is dead.
- * I4 limits are exact: they are checked where the tail moves. */
+ * epoch. I3 CLAIMED(me) -> READY is a CAS of its own claimant; CLAIMED(n) -> GAP is made by others
+ * only when n is dead. I4 limits are exact: they are checked where the tail moves. */
 #include <sys/mman.h>
 
 #include "internal.h"
@@ -23,10 +23,11 @@ static mpq_status refused(struct mpq_queue *queue, struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
     if (mpq_load(control->fault) != 0)
-        return mpq_fail(error, MPQ_INTERNAL,
-                        "%s: an invariant was broken (a lock byte was lost, or memory of a queue file "
-                        "vanished); close every process that has it open and open it again",
-                        queue->path);
+        return mpq_fail(
+            error, MPQ_INTERNAL,
+            "%s: an invariant was broken (a lock byte was lost, or memory of a queue file "
+            "vanished); close every process that has it open and open it again",
+            queue->path);
     if (mpq_load(control->poison_errno) != 0)
         return mpq_poisoned(queue, error);
     if (mpq_load(control->sealed) != 0)
@@ -184,8 +185,8 @@ static void roll(struct mpq_queue *queue, struct mpq_tail_now *tail, const uint6
     }
 }
 
-static void write_headers(struct mpq_queue *queue, const struct mpq_item_in *items,
-                          uint32_t count, const struct mpq_claim *claim, uint64_t seq)
+static void write_headers(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                          const struct mpq_claim *claim, uint64_t seq)
 {
     uint64_t offset = claim->offset;
     for (uint32_t i = 0; i < count; i++) {
@@ -213,10 +214,11 @@ static mpq_status sizes(struct mpq_queue *queue, const struct mpq_item_in *items
     *bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (items[i].length > max_item)
-            return mpq_fail(error, MPQ_TOO_LARGE,
-                            "%s: an item of %u bytes is larger than max_item (%llu); split it or raise "
-                            "max_item",
-                            queue->path, items[i].length, (unsigned long long)max_item);
+            return mpq_fail(
+                error, MPQ_TOO_LARGE,
+                "%s: an item of %u bytes is larger than max_item (%llu); split it or raise "
+                "max_item",
+                queue->path, items[i].length, (unsigned long long)max_item);
         *bytes += extent_of(&items[i]);
     }
     if (max_bytes != 0 && *bytes > max_bytes)
@@ -225,11 +227,12 @@ static mpq_status sizes(struct mpq_queue *queue, const struct mpq_item_in *items
                         (unsigned long long)*bytes, (unsigned long long)max_bytes);
     if (count > 1 && (count > MPQ_BATCH_MAX || *bytes > queue->segment_size / 2 ||
                       (capacity != 0 && count > capacity)))
-        return mpq_fail(error, MPQ_TOO_LARGE,
-                        "%s: a batch of %u items, %llu bytes (framed), is too large: at most %u items, "
-                        "half a segment (%llu bytes) and capacity; put_many(atomic=False) splits it",
-                        queue->path, count, (unsigned long long)*bytes, MPQ_BATCH_MAX,
-                        (unsigned long long)queue->segment_size / 2);
+        return mpq_fail(
+            error, MPQ_TOO_LARGE,
+            "%s: a batch of %u items, %llu bytes (framed), is too large: at most %u items, "
+            "half a segment (%llu bytes) and capacity; put_many(atomic=False) splits it",
+            queue->path, count, (unsigned long long)*bytes, MPQ_BATCH_MAX,
+            (unsigned long long)queue->segment_size / 2);
     return MPQ_OK;
 }
 
@@ -265,8 +268,7 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
     /* One round a segment that must be mapped first; more only under a racing tail. */
     for (unsigned tries = 0; tries < 2 * ENTER_MAX; tries++) {
         struct mpq_tail_now tail = mpq_tail_read(control);
-        struct mpq_segment *active =
-            mpq_segment_mapped(queue, MPQ_POSITION_GEN(tail.position));
+        struct mpq_segment *active = mpq_segment_mapped(queue, MPQ_POSITION_GEN(tail.position));
         if (MPQ_LIKELY(active != NULL))
             touch_ahead(queue, active, MPQ_POSITION_OFF(tail.position), bytes);
         if (!mpq_lock_try(queue, wait)) {
@@ -338,8 +340,7 @@ void mpq_claim_write(struct mpq_queue *queue, const struct mpq_item_in *items, u
 }
 
 mpq_status mpq_claim_publish(struct mpq_queue *queue, const struct mpq_item_in *items,
-                             uint32_t count, const struct mpq_claim *claim,
-                             struct mpq_error *error)
+                             uint32_t count, const struct mpq_claim *claim, struct mpq_error *error)
 {
     uint64_t offset = claim->offset;
     for (uint32_t i = 0; i < count; i++)

@@ -1,8 +1,8 @@
 /* consumer.c - the consumer role: taking it, giving it back.
  *
  * One process has it, by a pinned lock byte that the kernel frees at its death. What is handed out
- * lives in memory only; what was acked lives in control (survives the death of processes) and in the
- * cursor file (survives the machine's). */
+ * lives in memory only; what was acked lives in control (survives the death of processes) and in
+ * the cursor file (survives the machine's). */
 #include <stdlib.h>
 
 #include "internal.h"
@@ -17,6 +17,13 @@ mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *e
     if (consumer->closed || atomic_load_explicit(&queue->closing, memory_order_relaxed) != 0)
         return mpq_fail(error, MPQ_CLOSED, "%s: this consumer was closed", queue->path);
     return MPQ_OK;
+}
+
+mpq_status mpq_consumer_enter(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    static const struct mpq_call unbounded = {UINT64_MAX, NULL, NULL};
+    mpq_status status = mpq_consumer_check(consumer, error);
+    return status != MPQ_OK ? status : mpq_enter(consumer->queue, &unbounded, error);
 }
 
 bool mpq_consumer_is_closed(const struct mpq_consumer *consumer)
@@ -216,15 +223,9 @@ mpq_status mpq_consumer_open(struct mpq_queue *queue, const struct mpq_call *cal
     return status;
 }
 
-mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *error)
+static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
-    if (consumer->closed)
-        return MPQ_OK;
-    if (mpq_forked(queue) || queue->incarnation != consumer->incarnation) {
-        consumer->closed = true; /* the parent's: nothing of it is ours to touch */
-        return MPQ_OK;
-    }
     mpq_helper_stop(consumer);
     mpq_status status = MPQ_OK;
     if (mpq_load(queue->control->poison_errno) == 0)
@@ -232,7 +233,7 @@ mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *e
     if (status == MPQ_OK)
         mpq_reclaim(consumer, false);
     pthread_mutex_lock(&consumer->mutex);
-    consumer->closed = true;
+    consumer->closed = true; /* whoever takes the mutex after this touches nothing */
     consumer->out = 0;
     mpq_store(queue->control->reserved_items, 0);
     pthread_mutex_unlock(&consumer->mutex);
@@ -244,7 +245,20 @@ mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *e
         queue->consumer = NULL;
     pthread_mutex_unlock(&queue->mutex);
     mpq_pin_drop(queue, &consumer->pin);
-    /* Threads still inside see `closed`; what they use is freed by mpq_consumer_free. */
+    return status;
+}
+
+mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    if (atomic_exchange(&consumer->closing, 1) != 0)
+        return MPQ_OK;
+    mpq_status status = mpq_consumer_enter(consumer, error);
+    if (status != MPQ_OK) { /* of the parent, or the handle was closed: nothing is ours to touch */
+        consumer->closed = true;
+        return MPQ_OK;
+    }
+    status = give_up_role(consumer, error);
+    mpq_exit(consumer->queue);
     return status;
 }
 

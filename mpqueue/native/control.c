@@ -107,8 +107,7 @@ mpq_status mpq_control_make(struct mpq_queue *queue, const struct mpq_meta_slot 
     return MPQ_OK;
 }
 
-mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes,
-                           struct mpq_error *error)
+mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes, struct mpq_error *error)
 {
     struct mpq_control *control = queue->io->map(queue->io, fd, bytes, true);
     if (control == NULL)
@@ -187,8 +186,8 @@ struct mpq_tail_now mpq_tail_read(const struct mpq_control *control)
 void mpq_tail_write(struct mpq_control *control, const struct mpq_tail_now *now)
 {
     uint64_t select = mpq_load(control->tail_select);
-    uint64_t words[TAIL_WORDS] = {now->position, now->next_seq, now->items, now->bytes,
-                                  now->scheduled, 0,            0,          0};
+    uint64_t words[TAIL_WORDS] = {
+        now->position, now->next_seq, now->items, now->bytes, now->scheduled, 0, 0, 0};
     atomic_thread_fence(memory_order_release); /* the selector of the last flip before these */
     store_half(&control->tail[(select + 1) & 1].position, words, TAIL_WORDS);
     /* SYNC tail: the one commit of a claim */

@@ -67,9 +67,8 @@ mpq_status mpq_cursor_open(struct mpq_queue *queue, int *out, struct mpq_error *
     if (io->fstat(io, fd, &now) != 0)
         goto failed;
     if ((uint64_t)now.st_size < bytes) {
-        if (io->chmod(io, fd, queue->created.file_mode) != 0 ||
-            io->allocate(io, fd, bytes) != 0 || io->sync(io, fd) != 0 ||
-            io->sync(io, queue->dirfd) != 0)
+        if (io->chmod(io, fd, queue->created.file_mode) != 0 || io->allocate(io, fd, bytes) != 0 ||
+            io->sync(io, fd) != 0 || io->sync(io, queue->dirfd) != 0)
             goto failed;
     } else if (io->datasync(io, fd) != 0) {
         goto failed;
@@ -117,8 +116,8 @@ static void fill_bitmap(const struct mpq_queue *queue, uint64_t floor, uint32_t 
     for (uint32_t i = 0; i < queue->window_words; i++) {
         const struct mpq_window_word *word = &queue->window[(first + i) % queue->window_words];
         uint64_t value = mpq_load(word->value);
-        bool counts = value == ~mpq_load(word->complement) &&
-                      value >> 32 == ((first + i) & 0xFFFFFFFFu);
+        bool counts =
+            value == ~mpq_load(word->complement) && value >> 32 == ((first + i) & 0xFFFFFFFFu);
         bitmap[i] = counts ? (uint32_t)value : 0;
     }
 }
@@ -130,8 +129,7 @@ static void fill_attempts(struct mpq_consumer *consumer, struct mpq_cursor_slot 
     for (uint32_t i = consumer->retried_count; i-- > 0 && count < MPQ_CURSOR_ATTEMPTS;) {
         uint64_t seq = consumer->retried[i];
         const struct mpq_entry *entry = mpq_entry_of(consumer, seq);
-        if (seq < consumer->record.floor || entry->seq != seq ||
-            entry->state == MPQ_ENTRY_SETTLED)
+        if (seq < consumer->record.floor || entry->seq != seq || entry->state == MPQ_ENTRY_SETTLED)
             continue;
         attempts[count].seq = seq;
         attempts[count].attempts = entry->attempts;
@@ -194,11 +192,12 @@ static mpq_status write_slot(struct mpq_consumer *consumer, struct mpq_error *er
         int failed = errno;
         consumer->cursor_dirty = true;
         mpq_poison(queue, failed, MPQ_STAGE_CURSOR);
-        mpq_fail(error, MPQ_FLUSH_FAILED,
-                 "%s: writing the cursor failed: %s; acks hold while this machine is up, after a power "
-                 "cut some items may be delivered again. Close every process that has the queue "
-                 "open and open it again",
-                 queue->path, strerror(failed));
+        mpq_fail(
+            error, MPQ_FLUSH_FAILED,
+            "%s: writing the cursor failed: %s; acks hold while this machine is up, after a power "
+            "cut some items may be delivered again. Close every process that has the queue "
+            "open and open it again",
+            queue->path, strerror(failed));
         if (error != NULL)
             error->os_errno = failed;
         return MPQ_FLUSH_FAILED;
@@ -221,11 +220,9 @@ mpq_status mpq_cursor_write(struct mpq_consumer *consumer, struct mpq_error *err
     return status;
 }
 
-mpq_status mpq_consumer_sync(struct mpq_consumer *consumer, struct mpq_error *error)
+static mpq_status sync_inside(struct mpq_consumer *consumer, struct mpq_error *error)
 {
-    mpq_status status = mpq_consumer_check(consumer, error);
-    if (status != MPQ_OK)
-        return status;
+    mpq_status status = MPQ_OK;
     pthread_mutex_lock(&consumer->cursor_mutex);
     /* A write that began after our acks has covered them. */
     pthread_mutex_lock(&consumer->mutex);
@@ -234,6 +231,16 @@ mpq_status mpq_consumer_sync(struct mpq_consumer *consumer, struct mpq_error *er
     if (dirty)
         status = write_slot(consumer, error);
     pthread_mutex_unlock(&consumer->cursor_mutex);
+    return status;
+}
+
+mpq_status mpq_consumer_sync(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    mpq_status status = mpq_consumer_enter(consumer, error);
+    if (status != MPQ_OK)
+        return status;
+    status = sync_inside(consumer, error);
+    mpq_exit(consumer->queue);
     return status;
 }
 
@@ -279,8 +286,8 @@ static void *helper_main(void *argument)
             continue;
         }
         if (!consumer->helper_reclaim) {
-            uint64_t end = queue->io->monotonic_ns(queue->io) +
-                           mpq_load(queue->control->ack_linger_ns);
+            uint64_t end =
+                queue->io->monotonic_ns(queue->io) + mpq_load(queue->control->ack_linger_ns);
             for (uint64_t now = end; !consumer->helper_stop && !consumer->helper_reclaim;) {
                 now = queue->io->monotonic_ns(queue->io);
                 if (now >= end || !linger(consumer, end - now))
@@ -308,8 +315,8 @@ void mpq_helper_poke(struct mpq_consumer *consumer)
 {
     const uint32_t durability = mpq_load(consumer->queue->control->durability);
     const bool reclaim = floor_generation(consumer) > consumer->reclaimed;
-    const bool persist = consumer->cursor_dirty &&
-                         (durability == MPQ_DURABILITY_GROUP || durability == MPQ_DURABILITY_INTERVAL);
+    const bool persist = consumer->cursor_dirty && (durability == MPQ_DURABILITY_GROUP ||
+                                                    durability == MPQ_DURABILITY_INTERVAL);
     if ((!reclaim || consumer->helper_reclaim) && (!persist || consumer->helper_wanted))
         return;
     if (consumer->helper_stop || mpq_load(consumer->queue->control->poison_errno) != 0)

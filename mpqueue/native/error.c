@@ -88,9 +88,8 @@ mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
         va_end(arguments);
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, ": %s%s", strerror(saved),
-                 status == MPQ_NO_SPACE
-                     ? "; the queue is as it was: free space, then try again"
-                     : "");
+                 status == MPQ_NO_SPACE ? "; the queue is as it was: free space, then try again"
+                                        : "");
     }
     errno = saved;
     return status;

@@ -36,16 +36,13 @@ uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after)
 {
     struct mpq_control *control = queue->control;
     switch (mpq_load(control->durability)) {
-    case MPQ_DURABILITY_NONE:
-        return 0;
+    case MPQ_DURABILITY_NONE: return 0;
     case MPQ_DURABILITY_INTERVAL:
         if (!interval_due(queue, items_after))
             return 0;
         break;
-    case MPQ_DURABILITY_SYNC:
-        return MPQ_TICKET_OWN;
-    default:
-        break;
+    case MPQ_DURABILITY_SYNC: return MPQ_TICKET_OWN;
+    default: break;
     }
     /* Read after the publication (sequentially consistent on both sides). */
     return atomic_load(&control->flush_started) + 1;
@@ -54,10 +51,10 @@ uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after)
 /* ---- the snapshot */
 
 struct snapshot {
-    uint64_t from;    /* first position to write */
-    uint64_t tail;    /* position */
+    uint64_t from; /* first position to write */
+    uint64_t tail; /* position */
     uint64_t settled; /* position: end of the contiguous settled prefix */
-    uint64_t items;   /* claimed, less those unsettled */
+    uint64_t items; /* claimed, less those unsettled */
     uint64_t bytes;
 };
 
@@ -93,8 +90,8 @@ static void walk_segment(struct mpq_queue *queue, struct mpq_segment *segment, u
         if (sight == MPQ_SEE_END)
             break;
         if (sight == MPQ_SEE_DAMAGE) {
-            uint64_t next = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit,
-                                           min_seq, true, &seen);
+            uint64_t next = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit, min_seq,
+                                           true, &seen);
             if (next == 0)
                 break;
             offset = next;
@@ -121,7 +118,8 @@ static mpq_status take_snapshot(struct mpq_queue *queue, struct snapshot *snap,
     struct mpq_tail_now tail = mpq_tail_read(control);
     struct mpq_consumer_now consumer = mpq_consumer_read(control);
     uint64_t watermark = atomic_load_explicit(&control->durable_position, memory_order_acquire);
-    /* What was acked is settled, but a crash may undo acks that are not durable: it is written too. */
+    /* What was acked is settled, but a crash may undo acks that are not durable: it is written too.
+     */
     snap->from = watermark;
     snap->tail = tail.position;
     snap->settled = tail.position;
@@ -163,8 +161,8 @@ void mpq_redirty(struct mpq_segment *segment, uint64_t from, uint64_t to)
                                  memory_order_relaxed);
 }
 
-static mpq_status write_segment(struct mpq_queue *queue, struct mpq_segment *segment,
-                                uint64_t from, uint64_t to)
+static mpq_status write_segment(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t from,
+                                uint64_t to)
 {
     const uint64_t host_page = 65536; /* covers every host: msync wants its page, not ours */
     from &= ~(uint64_t)(MPQ_PAGE - 1);
@@ -199,18 +197,19 @@ static mpq_status write_out(struct mpq_queue *queue, const struct snapshot *snap
                 continue;
             return error->status;
         }
-        uint64_t from = generation == MPQ_POSITION_GEN(snap->from) ? MPQ_POSITION_OFF(snap->from) : 0;
-        mpq_status status =
-            write_segment(queue, segment, from, mpq_min64(to, segment->bytes));
+        uint64_t from =
+            generation == MPQ_POSITION_GEN(snap->from) ? MPQ_POSITION_OFF(snap->from) : 0;
+        mpq_status status = write_segment(queue, segment, from, mpq_min64(to, segment->bytes));
         int failed = errno;
         mpq_segment_release(segment);
         if (status != MPQ_OK) {
             mpq_poison(queue, failed, MPQ_STAGE_SEGMENT);
-            mpq_fail(error, MPQ_FLUSH_FAILED,
-                     "%s: flushing segment %llu failed: %s; the outcome is unknown: what was put last "
-                     "may or may not survive. The queue refuses further puts until every process "
-                     "closed it and it was opened again",
-                     queue->path, (unsigned long long)generation, strerror(failed));
+            mpq_fail(
+                error, MPQ_FLUSH_FAILED,
+                "%s: flushing segment %llu failed: %s; the outcome is unknown: what was put last "
+                "may or may not survive. The queue refuses further puts until every process "
+                "closed it and it was opened again",
+                queue->path, (unsigned long long)generation, strerror(failed));
             error->os_errno = failed;
             return MPQ_FLUSH_FAILED;
         }
@@ -307,8 +306,8 @@ static mpq_status lead_flush(struct mpq_queue *queue, int place, struct mpq_erro
     return status;
 }
 
-static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket,
-                              const struct mpq_call *call, struct mpq_error *error)
+static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const struct mpq_call *call,
+                              struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
     const struct mpq_call patient = {UINT64_MAX, call->check, call->arg};
@@ -325,14 +324,12 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket,
             status = lead_flush(queue, place, error);
         } else {
             uint64_t now = queue->io->monotonic_ns(queue->io);
-            uint64_t patience =
-                mpq_max64(PATIENCE_MIN_NS, 4 * mpq_load(control->flush_recent_ns));
+            uint64_t patience = mpq_max64(PATIENCE_MIN_NS, 4 * mpq_load(control->flush_recent_ns));
             if (give_up == 0)
                 give_up = now + patience;
             if (now >= give_up)
                 return mpq_flush_once(queue, error); /* the leaders are stopped */
-            struct mpq_waiter waiter =
-                mpq_wait_arm(&control->flush_event, &control->flush_waiting);
+            struct mpq_waiter waiter = mpq_wait_arm(&control->flush_event, &control->flush_waiting);
             if (atomic_load(&control->flush_done) >= ticket)
                 continue;
             status = mpq_wait_sleep(queue, &waiter, &patient, mpq_min64(patience, MPQ_SLICE_NS));
@@ -368,8 +365,7 @@ mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket, const struct 
     return status;
 }
 
-mpq_status mpq_flush(struct mpq_queue *queue, const struct mpq_call *call,
-                     struct mpq_error *error)
+mpq_status mpq_flush(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     mpq_status status = mpq_enter(queue, call, error);
     if (status != MPQ_OK)

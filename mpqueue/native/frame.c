@@ -5,7 +5,8 @@
  * kernel may have written any page at any time.
  *
  * One flipped bit in a header is undone: of the 2^8 single-bit neighbours at most one can
- * satisfy a 64-bit hash. So damage of that kind costs nothing, and the walk never loses its step. */
+ * satisfy a 64-bit hash. So damage of that kind costs nothing, and the walk never loses its step.
+ */
 #include "internal.h"
 
 unsigned mpq_state_decode(uint64_t state)

@@ -2,7 +2,8 @@
  * error of the call that touched it.
  *
  * Every call that touches mappings arms a guard on its stack. The handler jumps to the innermost
- * armed guard of its thread and leaves signals of anybody else to the handler that was there before. */
+ * armed guard of its thread and leaves signals of anybody else to the handler that was there
+ * before. */
 #include <signal.h>
 #include <stdlib.h>
 

@@ -3,8 +3,8 @@
  * Locking inside a process: queue->mutex guards the table of mappings and everything a claim
  * touches in the handle; consumer->mutex guards the consumer; queue->flush_mutex makes flushes
  * through this handle's mappings go one at a time. Order: consumer->mutex, queue->mutex, header
- * lock; flush_mutex is taken with none of them held. Nothing sleeps under queue->mutex or the header
- * lock; mapping a segment happens under queue->mutex but never under the header lock.
+ * lock; flush_mutex is taken with none of them held. Nothing sleeps under queue->mutex or the
+ * header lock; mapping a segment happens under queue->mutex but never under the header lock.
  */
 #ifndef MPQ_INTERNAL_H
 #define MPQ_INTERNAL_H
@@ -21,9 +21,9 @@
 #define MPQ_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 #define MPQ_MS 1000000ULL
-#define MPQ_SLICE_NS (100 * MPQ_MS)     /* no sleep is longer */
+#define MPQ_SLICE_NS (100 * MPQ_MS) /* no sleep is longer */
 #define MPQ_LOCK_WARN_NS 10000000000ULL /* a longer wait for the header lock is worth a warning */
-#define MPQ_MAPS 256u                   /* mappings a handle keeps, by generation modulo this */
+#define MPQ_MAPS 256u /* mappings a handle keeps, by generation modulo this */
 #define MPQ_BATCH_MAX 4096u
 #define MPQ_TICKET_OWN UINT64_MAX /* put_flush: a flush of its own, whatever others do */
 
@@ -40,8 +40,9 @@ static inline uint64_t mpq_max64(uint64_t a, uint64_t b)
 static inline void mpq_raise_to(_Atomic uint64_t *word, uint64_t value)
 {
     uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);
-    while (seen < value && !atomic_compare_exchange_weak_explicit(
-                               word, &seen, value, memory_order_acq_rel, memory_order_relaxed))
+    while (seen < value &&
+           !atomic_compare_exchange_weak_explicit(word, &seen, value, memory_order_acq_rel,
+                                                  memory_order_relaxed))
         ;
 }
 
@@ -62,10 +63,10 @@ mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
 struct mpq_guard {
     sigjmp_buf jump;
     struct mpq_guard *outer;
-    struct mpq_queue *locked;      /* holds the header lock of this queue */
-    _Atomic uint64_t *claimed;     /* state word of a claim not yet published */
+    struct mpq_queue *locked; /* holds the header lock of this queue */
+    _Atomic uint64_t *claimed; /* state word of a claim not yet published */
     uint64_t claimed_state;
-    uint32_t claimed_count;        /* of a batch: its frames follow each other */
+    uint32_t claimed_count; /* of a batch: its frames follow each other */
 };
 extern __thread struct mpq_guard *mpq_guard_top __attribute__((tls_model("initial-exec")));
 void mpq_guard_install(void);
@@ -88,9 +89,9 @@ struct mpq_segment {
     uint64_t generation;
     uint64_t bytes;
     _Atomic uint32_t references;
-    bool flushed_before;    /* false: the first flush re-dirties and covers the head pages */
-    uint64_t touched;       /* offset up to which pages were touched ahead */
-    uint64_t epoch;         /* of its roll record, once it was looked up */
+    bool flushed_before; /* false: the first flush re-dirties and covers the head pages */
+    uint64_t touched; /* offset up to which pages were touched ahead */
+    uint64_t epoch; /* of its roll record, once it was looked up */
 };
 
 struct mpq_pin { /* a kernel lock kept by a mapping of its description */
@@ -138,7 +139,7 @@ struct mpq_queue {
     struct mpq_consumer *consumer;
     _Atomic uint32_t closing;
     _Atomic uint32_t inflight; /* blocking calls inside */
-    bool published;            /* something was published by this handle */
+    bool published; /* something was published by this handle */
     _Atomic uint64_t prepare_after_ns; /* preparing ahead failed: not again before this */
     struct mpq_stats last_stats;
 
@@ -174,8 +175,7 @@ static inline bool mpq_forked(const struct mpq_queue *queue)
 }
 
 /* Entry of a blocking call: rejoins after a fork, refuses a closed handle, counts it in. */
-mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call,
-                     struct mpq_error *error);
+mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error);
 void mpq_exit(struct mpq_queue *queue);
 
 /* ---- wait.c */
@@ -184,7 +184,8 @@ struct mpq_waiter {
     _Atomic uint32_t *flag;
     uint32_t value;
 };
-/* Arms the flag; then the caller re-checks its condition and calls mpq_wait_sleep or just leaves. */
+/* Arms the flag; then the caller re-checks its condition and calls mpq_wait_sleep or just leaves.
+ */
 struct mpq_waiter mpq_wait_arm(_Atomic uint32_t *event, _Atomic uint32_t *flag);
 /* One slice at most, not beyond the deadline. MPQ_OK, MPQ_TIMEOUT, MPQ_INTERRUPTED. */
 mpq_status mpq_wait_sleep(struct mpq_queue *queue, const struct mpq_waiter *waiter,
@@ -274,15 +275,15 @@ static inline _Atomic uint64_t *mpq_state_of(struct mpq_frame *frame)
 unsigned mpq_state_decode(uint64_t state);
 
 enum mpq_sight {
-    MPQ_SEE_FRAME,  /* header whole (as read or with one flipped bit undone) */
-    MPQ_SEE_END,    /* too little room left in the segment for a header */
+    MPQ_SEE_FRAME, /* header whole (as read or with one flipped bit undone) */
+    MPQ_SEE_END, /* too little room left in the segment for a header */
     MPQ_SEE_DAMAGE, /* no header here */
 };
 struct mpq_seen {
     struct mpq_frame header; /* state as loaded (acquire) */
     uint64_t extent;
-    unsigned code;           /* decoded state; PAD by flag */
-    bool healed;             /* one bit of the header was wrong */
+    unsigned code; /* decoded state; PAD by flag */
+    bool healed; /* one bit of the header was wrong */
 };
 /* Looks at an offset. last_seq: frames must have a seq >= min_seq (pads too). */
 enum mpq_sight mpq_frame_see(const struct mpq_queue *queue, const struct mpq_segment *segment,
@@ -323,8 +324,7 @@ bool mpq_roll_read(const struct mpq_queue *queue, const struct mpq_segment *segm
 mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
                                const struct mpq_call *call, struct mpq_error *error);
 bool mpq_ring_room(const struct mpq_queue *queue, uint64_t generation);
-static inline struct mpq_ring_entry *mpq_ring_at(const struct mpq_queue *queue,
-                                                 uint64_t generation)
+static inline struct mpq_ring_entry *mpq_ring_at(const struct mpq_queue *queue, uint64_t generation)
 {
     return &queue->ring[generation % MPQ_RING];
 }
@@ -350,7 +350,8 @@ struct mpq_claim {
     uint64_t need_generation, need_bytes;
     bool past_half; /* the next segment should be prepared */
 };
-/* queue->mutex held. MPQ_OK: claimed, the guard knows. MPQ_AGAIN: see need. MPQ_FULL: room (need = MPQ_NEED_ROOM). */
+/* queue->mutex held. MPQ_OK: claimed, the guard knows. MPQ_AGAIN: see need. MPQ_FULL: room (need =
+ * MPQ_NEED_ROOM). */
 mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
                      const struct mpq_lock_wait *wait, struct mpq_guard *guard,
                      struct mpq_claim *claim, struct mpq_error *error);
@@ -386,7 +387,8 @@ struct mpq_consumer {
     uint64_t incarnation; /* of the process that took the role */
     pthread_mutex_t mutex;
     struct mpq_pin pin;
-    bool closed;
+    _Atomic bool closed;
+    _Atomic uint32_t closing; /* somebody is closing it, or has */
 
     struct mpq_entry *entries;
     uint64_t entry_mask;
@@ -398,18 +400,18 @@ struct mpq_consumer {
     uint64_t out; /* handed out and not settled */
 
     uint64_t read_position, read_seq; /* of the walk */
-    uint64_t limit;                   /* walk no further, as last looked up */
-    uint64_t last_walked;             /* seq of the newest entry; valid while walked */
+    uint64_t limit; /* walk no further, as last looked up */
+    uint64_t last_walked; /* seq of the newest entry; valid while walked */
     bool walked;
     struct mpq_segment *segment; /* of read_position, referenced */
-    struct mpq_segment *view;    /* newest mapping for views, referenced */
+    struct mpq_segment *view; /* newest mapping for views, referenced */
     struct mpq_consumer_now record;
-    bool record_open;    /* settles gathered, not flipped yet */
+    bool record_open; /* settles gathered, not flipped yet */
     bool record_changed; /* the floor moved, not flipped yet */
     bool blocked_on_claim, blocked_on_window; /* why the walk stands still */
     uint32_t idle_slices; /* of reserve_wait without progress */
-    bool peeking;         /* look, book nothing */
-    bool tell;            /* `untold` was booked and is still to be told */
+    bool peeking; /* look, book nothing */
+    bool tell; /* `untold` was booked and is still to be told */
     struct mpq_error untold;
 
     /* cursor */
@@ -420,7 +422,7 @@ struct mpq_consumer {
     int cursor_next; /* slot written next */
     uint64_t slot_floor_position[2];
     uint64_t slot_floor[2];
-    bool cursor_dirty;     /* acks since the last write began */
+    bool cursor_dirty; /* acks since the last write began */
     pthread_mutex_t cursor_mutex; /* one writer at a time; taken before mutex */
 
     /* helper thread */
@@ -456,6 +458,8 @@ void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64
 uint64_t mpq_visible_limit(const struct mpq_queue *queue);
 /* Entry of the consumer's calls: refuses a closed one and one of the parent's. */
 mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *error);
+/* ... and counts the call in, so that closing the handle waits for it; mpq_exit counts it out. */
+mpq_status mpq_consumer_enter(struct mpq_consumer *consumer, struct mpq_error *error);
 /* Recomputes settled totals from the frames between floor and tail. */
 void mpq_recount(struct mpq_consumer *consumer);
 struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t generation,

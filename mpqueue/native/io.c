@@ -171,8 +171,7 @@ static int sys_sync(mpq_io *io, int fd)
 static void *sys_map(mpq_io *io, int fd, size_t bytes, bool writable)
 {
     (void)io;
-    void *address =
-        mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+    void *address = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 

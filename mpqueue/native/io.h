@@ -1,8 +1,8 @@
 /* io.h - every system call of the core, in one table that tests replace.
  *
  * Each function gets the table as its first argument, so a replacement can embed it in a larger
- * structure and keep its state there. Results follow the system: -1 and errno. Names are relative to
- * the directory descriptor. The core calls nothing of the system behind the back of this table,
+ * structure and keep its state there. Results follow the system: -1 and errno. Names are relative
+ * to the directory descriptor. The core calls nothing of the system behind the back of this table,
  * except for memcpy-like access to mappings.
  */
 #ifndef MPQ_IO_H
@@ -63,7 +63,8 @@ struct mpq_io {
     int (*random)(mpq_io *io, void *data, size_t bytes);
     void *(*alloc)(mpq_io *io, size_t bytes); /* zeroed */
     void (*free)(mpq_io *io, void *memory);
-    int (*spawn)(mpq_io *io, pthread_t *thread, void *(*run)(void *), void *arg); /* 0 or an errno */
+    int (*spawn)(mpq_io *io, pthread_t *thread, void *(*run)(void *),
+                 void *arg); /* 0 or an errno */
 };
 
 /* The real one. */

@@ -1,18 +1,18 @@
 /* layout.h - every byte that mpqueue shares or stores. On-disk format version 1.
  *
  * Pure: structures, constants, offsets and their static assertions; no code. Changing anything here
- * changes the format. All integers are little endian. "A/B" means: writers prepare the inactive half
- * and one release store of a selector makes it the active one.
+ * changes the format. All integers are little endian. "A/B" means: writers prepare the inactive
+ * half and one release store of a selector makes it the active one.
  *
  *   spool/
  *     meta                     struct mpq_meta_slot twice, at 0 and 4096. What must last.
- *     control                  struct mpq_control, members, ring, window, attempts. Volatile, mmap'd.
- *     cursor                   two cursor slots of mpq_cursor_slot_bytes(ack_window). What was acked.
- *     segment-<generation>     12 decimal digits. Static headers, roll records, frames.
- *     corrupt/                 damaged bytes, saved before their extent is reused.
+ *     control                  struct mpq_control, members, ring, window, attempts. Volatile,
+ * mmap'd. cursor                   two cursor slots of mpq_cursor_slot_bytes(ack_window). What was
+ * acked. segment-<generation>     12 decimal digits. Static headers, roll records, frames. corrupt/
+ * damaged bytes, saved before their extent is reused.
  *
- * Hashes are XXH64. A frame's seed mixes hash seed, generation and file offset (MPQ_SEED_*), so that
- * a stale, foreign, misplaced or imitated frame does not validate.
+ * Hashes are XXH64. A frame's seed mixes hash seed, generation and file offset (MPQ_SEED_*), so
+ * that a stale, foreign, misplaced or imitated frame does not validate.
  */
 #ifndef MPQ_LAYOUT_H
 #define MPQ_LAYOUT_H
@@ -23,19 +23,19 @@
 #define MPQ_FORMAT_VERSION 1u
 #define MPQ_PAGE 4096u /* unit of the format, whatever the host's page is */
 
-#define MPQ_META_MAGIC 0x3154454D2D51504DULL    /* "MPQ-MET1" */
+#define MPQ_META_MAGIC 0x3154454D2D51504DULL /* "MPQ-MET1" */
 #define MPQ_CONTROL_MAGIC 0x314C54432D51504DULL /* "MPQ-CTL1" */
-#define MPQ_CURSOR_MAGIC 0x315255432D51504DULL  /* "MPQ-CUR1" */
+#define MPQ_CURSOR_MAGIC 0x315255432D51504DULL /* "MPQ-CUR1" */
 #define MPQ_SEGMENT_MAGIC 0x314745532D51504DULL /* "MPQ-SEG1" */
-#define MPQ_ROLL_MAGIC 0x314C4F522D51504DULL    /* "MPQ-ROL1" */
+#define MPQ_ROLL_MAGIC 0x314C4F522D51504DULL /* "MPQ-ROL1" */
 
 /* ---- kernel lock bytes, all on meta, far beyond its end ------------------------------------- */
 
-#define MPQ_BYTE_GATE (1ULL << 61)             /* held while opening and joining */
-#define MPQ_BYTE_CONSUMER ((1ULL << 61) + 1)   /* the consumer role */
-#define MPQ_BYTE_META ((1ULL << 61) + 2)       /* held while meta is written by a member */
-#define MPQ_BYTE_MEMBERS (1ULL << 62)          /* + incarnation */
-#define MPQ_BYTE_VIEWS (1ULL << 61)            /* on a segment: shared while views of it live */
+#define MPQ_BYTE_GATE (1ULL << 61) /* held while opening and joining */
+#define MPQ_BYTE_CONSUMER ((1ULL << 61) + 1) /* the consumer role */
+#define MPQ_BYTE_META ((1ULL << 61) + 2) /* held while meta is written by a member */
+#define MPQ_BYTE_MEMBERS (1ULL << 62) /* + incarnation */
+#define MPQ_BYTE_VIEWS (1ULL << 61) /* on a segment: shared while views of it live */
 
 /* ---- frames ---------------------------------------------------------------------------------- */
 
@@ -55,20 +55,21 @@
 #define MPQ_FRAME_HEADER 48u
 
 /* frame flags, covered by header_hash */
-#define MPQ_FLAG_PAD 0x0001u         /* no item and no seq of its own: skip the extent */
-#define MPQ_FLAG_BATCH 0x0002u       /* member of an all-or-nothing batch of consecutive seqs */
+#define MPQ_FLAG_PAD 0x0001u /* no item and no seq of its own: skip the extent */
+#define MPQ_FLAG_BATCH 0x0002u /* member of an all-or-nothing batch of consecutive seqs */
 #define MPQ_FLAG_BATCH_FIRST 0x0004u /* ... its first */
-#define MPQ_FLAG_BATCH_LAST 0x0008u  /* ... its last; a batch is complete when first..last is dense */
+#define MPQ_FLAG_BATCH_LAST                                                                        \
+    0x0008u /* ... its last; a batch is complete when first..last is dense */
 
 struct mpq_frame {
-    uint64_t state;       /* MPQ_STATE; the only word that changes after the claim */
-    uint64_t seq;         /* a PAD carries the seq that follows it */
-    uint32_t length;      /* payload bytes; of a PAD: extent - 48 */
-    uint16_t ext_length;  /* extension bytes ahead of the payload, a multiple of 8 */
+    uint64_t state; /* MPQ_STATE; the only word that changes after the claim */
+    uint64_t seq; /* a PAD carries the seq that follows it */
+    uint32_t length; /* payload bytes; of a PAD: extent - 48 */
+    uint16_t ext_length; /* extension bytes ahead of the payload, a multiple of 8 */
     uint16_t flags;
     uint64_t enqueued_at; /* wall clock, ns since 1970 */
     uint64_t header_hash; /* of bytes 8..31 */
-    uint64_t body_hash;   /* of extension and payload as they lie in the file; seeded with seq too */
+    uint64_t body_hash; /* of extension and payload as they lie in the file; seeded with seq too */
 };
 _Static_assert(sizeof(struct mpq_frame) == MPQ_FRAME_HEADER, "frame header is 48 bytes");
 _Static_assert(offsetof(struct mpq_frame, header_hash) == 32, "hashed bytes are 8..31");
@@ -87,15 +88,16 @@ _Static_assert(offsetof(struct mpq_frame, header_hash) == 32, "hashed bytes are 
 
 /* Extension: entries {u16 type, u16 length, value}, each padded with zeros to a multiple of 8.
  * Unknown types are kept and ignored. Type 0 ends the list early. */
-#define MPQ_EXT_NOT_BEFORE 1u   /* u64 wall clock ns */
-#define MPQ_EXT_ATTEMPTS 2u     /* u32 */
-#define MPQ_EXT_ORIGIN 3u       /* u8 uuid[16], u64 epoch, u64 seq */
-#define MPQ_EXT_KEY 4u          /* producer key, bytes */
-#define MPQ_EXT_HEADERS 5u      /* repeated {u16 key_length, u16 value_length, key, value}, UTF-8 */
+#define MPQ_EXT_NOT_BEFORE 1u /* u64 wall clock ns */
+#define MPQ_EXT_ATTEMPTS 2u /* u32 */
+#define MPQ_EXT_ORIGIN 3u /* u8 uuid[16], u64 epoch, u64 seq */
+#define MPQ_EXT_KEY 4u /* producer key, bytes */
+#define MPQ_EXT_HEADERS 5u /* repeated {u16 key_length, u16 value_length, key, value}, UTF-8 */
 #define MPQ_EXT_CONTENT_TYPE 6u /* UTF-8 */
-#define MPQ_EXT_CODEC 7u        /* u32 codec id, u32 key id */
-#define MPQ_EXT_REASON 8u       /* dead letter: UTF-8 */
-#define MPQ_EXT_HISTORY 9u      /* dead letter: u64 first failure ns, u64 last ns, UTF-8 first \0 last */
+#define MPQ_EXT_CODEC 7u /* u32 codec id, u32 key id */
+#define MPQ_EXT_REASON 8u /* dead letter: UTF-8 */
+#define MPQ_EXT_HISTORY 9u /* dead letter: u64 first failure ns, u64 last ns, UTF-8 first \0 last  \
+                            */
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
@@ -126,14 +128,15 @@ _Static_assert(sizeof(struct mpq_segment_header) == 128, "segment header is 128 
 struct mpq_roll { /* written under the header lock by the claim that enters the segment */
     uint64_t magic;
     uint64_t generation;
-    uint64_t base_seq;         /* next seq when the segment was entered */
-    uint64_t epoch;            /* of every seq first pushed into this segment */
-    uint64_t previous_end;     /* position: end of the last frame before this segment */
-    uint64_t previous_seq;     /* next seq at previous_end; = base_seq unless a new epoch skipped */
+    uint64_t base_seq; /* next seq when the segment was entered */
+    uint64_t epoch; /* of every seq first pushed into this segment */
+    uint64_t previous_end; /* position: end of the last frame before this segment */
+    uint64_t previous_seq; /* next seq at previous_end; = base_seq unless a new epoch skipped */
     uint64_t durable_position; /* durable watermark at that moment */
-    uint64_t entered_at;       /* wall clock ns */
+    uint64_t entered_at; /* wall clock ns */
     uint64_t reserved[7];
-    uint64_t hash; /* of the bytes before it, seeded with hash seed + generation * SEED_GENERATION */
+    uint64_t
+        hash; /* of the bytes before it, seeded with hash seed + generation * SEED_GENERATION */
 };
 _Static_assert(sizeof(struct mpq_roll) == 128, "roll record is 128 bytes");
 
@@ -147,27 +150,27 @@ _Static_assert(sizeof(struct mpq_roll) == 128, "roll record is 128 bytes");
 #define MPQ_BACKOFF_MAX 16u
 
 struct mpq_options { /* 0 means "none" where an option can be absent */
-    uint64_t segment_size;  /* bytes, >= 64 KiB, multiple of 4096, <= 1 GiB */
-    uint64_t capacity;      /* items */
-    uint64_t max_bytes;     /* frame extents */
-    uint64_t max_item;      /* payload bytes, <= 2 GiB */
+    uint64_t segment_size; /* bytes, >= 64 KiB, multiple of 4096, <= 1 GiB */
+    uint64_t capacity; /* items */
+    uint64_t max_bytes; /* frame extents */
+    uint64_t max_item; /* payload bytes, <= 2 GiB */
     uint64_t interval_ns;
     uint64_t ack_linger_ns;
     uint64_t retain_ns;
     uint64_t lease_timeout_ns;
     uint64_t dead_retain_ns;
-    uint32_t max_segments;  /* >= 4, <= MPQ_RING / 2 */
+    uint32_t max_segments; /* >= 4, <= MPQ_RING / 2 */
     uint32_t keep_segments;
     uint32_t interval_items;
-    uint32_t ack_window;    /* items, multiple of 64, 64 .. 2^22 */
-    uint32_t max_members;   /* 1 .. 65536 */
-    uint32_t durability;    /* MPQ_DURABILITY_* */
+    uint32_t ack_window; /* items, multiple of 64, 64 .. 2^22 */
+    uint32_t max_members; /* 1 .. 65536 */
+    uint32_t durability; /* MPQ_DURABILITY_* */
     uint32_t max_attempts;
     uint32_t backoff_count;
     uint64_t backoff_ns[MPQ_BACKOFF_MAX];
-    uint32_t file_mode;     /* of files; the directory gets the matching x bits */
+    uint32_t file_mode; /* of files; the directory gets the matching x bits */
     uint32_t reserved0;
-    char codec[32];         /* content codec of the queue, NUL padded; "" = bytes */
+    char codec[32]; /* content codec of the queue, NUL padded; "" = bytes */
     uint64_t reserved[16];
 };
 _Static_assert(sizeof(struct mpq_options) == 400, "options are 400 bytes");
@@ -176,14 +179,14 @@ struct mpq_meta_slot { /* both slots are written, one after the other, each sync
     uint64_t magic;
     uint32_t version;
     uint32_t slot_bytes; /* 4096 */
-    uint64_t number;     /* grows with every write; the newest valid slot counts */
+    uint64_t number; /* grows with every write; the newest valid slot counts */
     uint8_t uuid[16];
     uint64_t hash_seed;
     uint64_t created_at; /* wall clock ns */
     uint64_t epoch;
-    uint64_t seq_mark;        /* no seq at or above it was ever issued */
-    uint64_t generation_mark; /* no generation at or above it was ever used */
-    uint64_t inode;           /* of meta itself: another one means that this is a copy */
+    uint64_t seq_mark; /* no seq at or above it was ever issued */
+    uint64_t generation_mark; /* the next one is at least this, also when no segment is left */
+    uint64_t inode; /* of meta itself: another one means that this is a copy */
     uint64_t device;
     uint32_t poison_errno; /* 0 or the errno of the failed flush */
     uint32_t poison_stage; /* MPQ_STAGE_* */
@@ -221,11 +224,11 @@ struct mpq_totals { /* lifetime; carried over operating-system crashes by the cu
     uint64_t settled_items; /* acked + gaps + lost + skipped */
     uint64_t settled_bytes; /* frame extents of them, as far as they are known */
     uint64_t acked_items;
-    uint64_t gap_items;     /* claims whose producer died or failed */
-    uint64_t lost_items;    /* damaged */
+    uint64_t gap_items; /* claims whose producer died or failed */
+    uint64_t lost_items; /* damaged */
     uint64_t lost_bytes;
     uint64_t skipped_items; /* by skip() */
-    uint64_t torn_items;    /* found by recovery above the durable watermark: never promised */
+    uint64_t torn_items; /* found by recovery above the durable watermark: never promised */
 };
 _Static_assert(sizeof(struct mpq_totals) == 64, "totals are 8 words");
 
@@ -235,9 +238,9 @@ struct mpq_cursor_slot {
     uint32_t slot_bytes;
     uint64_t number; /* grows with every write */
     uint8_t uuid[16];
-    uint64_t floor;            /* lowest seq not settled */
-    uint64_t floor_position;   /* of its frame, or of the end of data */
-    uint64_t next_seq;         /* high-water mark */
+    uint64_t floor; /* lowest seq not settled */
+    uint64_t floor_position; /* of its frame, or of the end of data */
+    uint64_t next_seq; /* high-water mark */
     uint64_t durable_position; /* durable watermark */
     uint64_t epoch;
     uint64_t written_at; /* wall clock ns */
@@ -259,10 +262,10 @@ _Static_assert(sizeof(struct mpq_cursor_slot) == MPQ_CURSOR_HEADER, "cursor head
 #define MPQ_RING 16384u /* ring entries; entry = generation modulo MPQ_RING */
 
 /* ring entry codes, in a state word with the incarnation of who works on it */
-#define MPQ_RING_EMPTY 0x00u     /* no such file, or not ours to use yet */
+#define MPQ_RING_EMPTY 0x00u /* no such file, or not ours to use yet */
 #define MPQ_RING_PREPARING 0x0Fu
-#define MPQ_RING_PREPARED 0x33u  /* named, durable, may be entered; also while live */
-#define MPQ_RING_KEPT 0x55u      /* below the durable floor, kept for reuse */
+#define MPQ_RING_PREPARED 0x33u /* named, durable, may be entered; also while live */
+#define MPQ_RING_KEPT 0x55u /* below the durable floor, kept for reuse */
 
 struct mpq_ring_entry {
     _Atomic uint64_t state; /* MPQ_STATE(incarnation, MPQ_RING_*) */
@@ -274,7 +277,7 @@ struct mpq_ring_entry {
 struct mpq_tail { /* written under the header lock; read by selector, copy, selector */
     _Atomic uint64_t position; /* where the next frame goes */
     _Atomic uint64_t next_seq;
-    _Atomic uint64_t items;    /* claimed, lifetime */
+    _Atomic uint64_t items; /* claimed, lifetime */
     _Atomic uint64_t bytes;
     _Atomic uint64_t scheduled; /* unsettled items due later or parked */
     _Atomic uint64_t reserved[2];
@@ -284,12 +287,12 @@ struct mpq_tail { /* written under the header lock; read by selector, copy, sele
 struct mpq_consumer_record { /* written by the consumer process under its mutex */
     _Atomic uint64_t floor;
     _Atomic uint64_t floor_position;
-    _Atomic uint64_t word_index; /* the last window word and its value: a new consumer stores it again */
-    _Atomic uint64_t word_value;
+    _Atomic uint64_t word_index; /* seq / 32 modulo the window's words: the last word stored ... */
+    _Atomic uint64_t word_value; /* ... and its value: a new consumer stores it again */
     _Atomic uint64_t scheduled;
     _Atomic uint64_t reserved[2];
     _Atomic uint64_t totals[8]; /* struct mpq_totals */
-    _Atomic uint64_t check;     /* over the words before it */
+    _Atomic uint64_t check; /* over the words before it */
 };
 _Static_assert(sizeof(struct mpq_consumer_record) == MPQ_LINE, "one line");
 
@@ -297,6 +300,9 @@ struct mpq_window_word { /* value = (seq / 32) << 32 | ack bits; another tag or 
     _Atomic uint64_t value;
     _Atomic uint64_t complement;
 };
+
+/* attempts, one word for each seq of the window, at seq modulo ack_window:
+ * (seq & (2^48 - 1)) << 16 | hand-outs, at most 65535; another seq = none yet */
 
 #define MPQ_HISTOGRAM 20u /* flush time buckets: upper bounds 16 us * 2^i, the last unbounded */
 
@@ -306,7 +312,7 @@ struct mpq_window_word { /* value = (seq / 32) << 32 | ack bits; another tag or 
 struct mpq_member { /* for people; nothing depends on it. Counters have one writing process. */
     _Atomic uint64_t incarnation; /* 0 = free; stored last */
     _Atomic uint64_t pid;
-    _Atomic uint64_t start_time;  /* field 22 of /proc/pid/stat */
+    _Atomic uint64_t start_time; /* field 22 of /proc/pid/stat */
     _Atomic uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
     char command[16];
     _Atomic uint32_t role;
@@ -314,8 +320,8 @@ struct mpq_member { /* for people; nothing depends on it. Counters have one writ
     _Atomic uint64_t joined_at; /* wall clock ns */
     _Atomic uint64_t enqueued_items;
     _Atomic uint64_t enqueued_bytes;
-    _Atomic uint64_t full;      /* puts that found no room */
-    _Atomic uint64_t waits;     /* slices slept, for anything */
+    _Atomic uint64_t full; /* puts that found no room */
+    _Atomic uint64_t waits; /* slices slept, for anything */
     _Atomic uint64_t lock_waits; /* slices slept for the header lock */
     _Atomic uint64_t lock_wait_max_ns;
     _Atomic uint64_t flushes;
@@ -361,7 +367,7 @@ struct mpq_control {
     _Atomic uint64_t seq_mark; /* = meta's; claims stay below it */
     _Atomic uint64_t config_number; /* grows with every `set` */
     _Atomic uint64_t oldest_generation; /* lowest live generation; moved by reclaim only */
-    _Atomic uint64_t epoch_first_seq;    /* next seq when this epoch began ... */
+    _Atomic uint64_t epoch_first_seq; /* next seq when this epoch began ... */
     _Atomic uint64_t epoch_previous_seq; /* ... and where the walk before it had ended */
     _Atomic uint32_t gateless; /* some member sleeps on the owner word: it has no semaphore */
     /* options that `set` may change; readers load them one by one */
@@ -389,14 +395,14 @@ struct mpq_control {
     _Atomic uint64_t nacked_items;
     _Atomic uint64_t loss_events;
     _Atomic uint64_t reserved_items; /* gauge: handed out and not settled */
-    _Atomic uint64_t read_position;  /* gauge */
-    _Atomic uint64_t read_seq;       /* gauge: next seq that the walk will meet */
+    _Atomic uint64_t read_position; /* gauge */
+    _Atomic uint64_t read_seq; /* gauge: next seq that the walk will meet */
     _Atomic uint64_t oldest_enqueued_at; /* gauge: of the floor item, 0 when empty */
     _Atomic uint64_t blocked_on_claim; /* gauge: incarnation of a live claimant at the head, or 0 */
     _Atomic uint64_t blocked_on_window; /* gauge: 1 while the window waits for the floor */
-    _Atomic uint64_t cursor_floor;   /* floor of the older durable cursor slot */
+    _Atomic uint64_t cursor_floor; /* floor of the older durable cursor slot */
     _Atomic uint64_t cursor_writes;
-    _Atomic uint64_t unreclaimed;    /* gauge: files whose removal failed and will be retried */
+    _Atomic uint64_t unreclaimed; /* gauge: files whose removal failed and will be retried */
     _Atomic uint64_t corrupt_saved;
     _Atomic uint64_t corrupt_skipped;
     /* flush */
@@ -404,12 +410,13 @@ struct mpq_control {
     _Atomic uint64_t flush_started;
     _Atomic uint64_t flush_done;
     _Atomic uint64_t durable_position; /* the watermark; everything below is settled and durable */
-    _Atomic uint64_t durable_items;    /* claimed items that a finished flush covered, settled */
+    _Atomic uint64_t durable_items; /* claimed items that a finished flush covered, settled */
     _Atomic uint64_t durable_bytes;
-    _Atomic uint64_t flush_recent_ns;  /* moving average */
-    _Atomic uint64_t flushed_at_ns;    /* monotonic, end of the newest flush */
-    _Atomic uint64_t torn_items;       /* from recovery */
-    _Atomic uint64_t recovered_at_most; /* items that the last recovery may have lost, "at most n" */
+    _Atomic uint64_t flush_recent_ns; /* moving average */
+    _Atomic uint64_t flushed_at_ns; /* monotonic, end of the newest flush */
+    _Atomic uint64_t torn_items; /* from recovery */
+    _Atomic uint64_t
+        recovered_at_most; /* items that the last recovery may have lost, "at most n" */
     _Atomic uint64_t recoveries;
     /* futex words and their waiters flags */
     _Alignas(MPQ_LINE) _Atomic uint32_t items_event;
@@ -427,8 +434,8 @@ struct mpq_control {
     _Atomic uint64_t segments_reused;
     _Atomic uint64_t segments_removed;
     _Atomic uint64_t members_dead; /* entries reused after a death */
-    struct mpq_member retired;     /* counters of members that are gone, folded in */
-    struct mpq_member shared;      /* members beyond the table share it (counters only) */
+    struct mpq_member retired; /* counters of members that are gone, folded in */
+    struct mpq_member shared; /* members beyond the table share it (counters only) */
 };
 _Static_assert(offsetof(struct mpq_control, owner) == 256, "identity is two lines");
 

@@ -101,10 +101,11 @@ static mpq_status gate_sleep(struct mpq_queue *queue, uint64_t owner, uint64_t s
 static mpq_status timed_out(struct mpq_queue *queue, uint64_t owner, struct mpq_error *error)
 {
     int64_t pid = mpq_pid_of(queue, owner >> 1);
-    mpq_fail(error, MPQ_LOCK_TIMEOUT,
-             "%s: the header lock is held by process %lld, which is alive but does not go on "
-             "(stopped, in a debugger, or frozen?); let it continue or kill it: nothing was changed",
-             queue->path, (long long)pid);
+    mpq_fail(
+        error, MPQ_LOCK_TIMEOUT,
+        "%s: the header lock is held by process %lld, which is alive but does not go on "
+        "(stopped, in a debugger, or frozen?); let it continue or kill it: nothing was changed",
+        queue->path, (long long)pid);
     if (error != NULL)
         error->pid = pid;
     return MPQ_LOCK_TIMEOUT;

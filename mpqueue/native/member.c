@@ -203,14 +203,14 @@ bool mpq_dead(struct mpq_queue *queue, uint64_t incarnation)
 }
 
 #define COUNTERS                                                                                   \
-    X(enqueued_items) X(enqueued_bytes) X(full) X(waits) X(lock_waits) X(flushes) X(flush_ns)     \
-    X(dropped_items)
+    X(enqueued_items)                                                                              \
+    X(enqueued_bytes) X(full) X(waits) X(lock_waits) X(flushes) X(flush_ns) X(dropped_items)
 
 static void fold(struct mpq_control *control, struct mpq_member *member)
 {
 #define X(name)                                                                                    \
-    atomic_fetch_add_explicit(&control->retired.name, mpq_load(member->name),                     \
-                              memory_order_relaxed);                                              \
+    atomic_fetch_add_explicit(&control->retired.name, mpq_load(member->name),                      \
+                              memory_order_relaxed);                                               \
     mpq_store(member->name, 0);
     COUNTERS
 #undef X
@@ -310,8 +310,7 @@ void mpq_leave(struct mpq_queue *queue)
     mpq_pin_drop(queue, &queue->pin);
 }
 
-mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call,
-                      struct mpq_error *error)
+mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     uint64_t free_word = 0;
     if (!atomic_compare_exchange_strong(&queue->fork->joining, &free_word, 1)) {
@@ -328,7 +327,8 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call,
     mpq_store(queue->inflight, 0);
     mpq_store(queue->events, 0);
     if (queue->pin.fd >= 0)
-        queue->io->close(queue->io, queue->pin.fd); /* weak mode: only close, the lock is the parent's */
+        queue->io->close(queue->io,
+                         queue->pin.fd); /* weak mode: only close, the lock is the parent's */
     queue->pin.map = NULL; /* not inherited */
     queue->pin.fd = -1;
     queue->consumer = NULL; /* the role stays with the parent */
@@ -353,10 +353,11 @@ mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
     if (queue->io->fstat(queue->io, queue->checker, &now) == 0 && now.st_nlink > 0 &&
         now.st_ino == queue->meta_inode)
         return MPQ_OK;
-    return mpq_fail(error, MPQ_REMOVED,
-                    "%s: the queue's directory or its meta file was deleted or replaced while it was "
-                    "open; open it again",
-                    queue->path);
+    return mpq_fail(
+        error, MPQ_REMOVED,
+        "%s: the queue's directory or its meta file was deleted or replaced while it was "
+        "open; open it again",
+        queue->path);
 }
 
 mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)

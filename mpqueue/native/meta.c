@@ -25,7 +25,8 @@ mpq_status mpq_meta_read(struct mpq_queue *queue, struct mpq_meta_slot *meta,
     memset(slots, 0, sizeof slots);
     for (int i = 0; i < 2; i++)
         if ((uint64_t)now.st_size >= (uint64_t)(i + 1) * MPQ_PAGE &&
-            mpq_io_read(queue->io, queue->checker, &slots[i], MPQ_PAGE, (uint64_t)i * MPQ_PAGE) != 0)
+            mpq_io_read(queue->io, queue->checker, &slots[i], MPQ_PAGE, (uint64_t)i * MPQ_PAGE) !=
+                0)
             return mpq_fail_errno(error, "%s: cannot read meta", queue->path);
     const bool holds[2] = {slot_holds(&slots[0]), slot_holds(&slots[1])};
     if (!holds[0] && !holds[1]) {
@@ -68,8 +69,7 @@ mpq_status mpq_meta_write(struct mpq_queue *queue, struct mpq_meta_slot *meta,
         return MPQ_OK;
     if (queue->control != NULL && mpq_load(queue->control->poison_errno) == 0) {
         uint32_t none = 0;
-        (void)atomic_compare_exchange_strong(&queue->control->poison_errno, &none,
-                                             (uint32_t)errno);
+        (void)atomic_compare_exchange_strong(&queue->control->poison_errno, &none, (uint32_t)errno);
         mpq_store(queue->control->poison_stage, MPQ_STAGE_META);
     }
     return mpq_fail_errno(error, "%s: cannot write meta", queue->path);
@@ -174,11 +174,12 @@ mpq_status mpq_poisoned(struct mpq_queue *queue, struct mpq_error *error)
     static const char *const stages[] = {"?", "segment", "cursor", "meta", "directory"};
     uint32_t stage = mpq_load(queue->control->poison_stage);
     int failed = (int)mpq_load(queue->control->poison_errno);
-    mpq_fail(error, MPQ_POISONED,
-             "%s: a flush of its %s failed earlier (%s), so nothing more is accepted; reading goes on. "
-             "Close every process that has it open and open it again: that proves or repairs what is "
-             "on the disk",
-             queue->path, stages[stage <= MPQ_STAGE_DIRECTORY ? stage : 0], strerror(failed));
+    mpq_fail(
+        error, MPQ_POISONED,
+        "%s: a flush of its %s failed earlier (%s), so nothing more is accepted; reading goes on. "
+        "Close every process that has it open and open it again: that proves or repairs what is "
+        "on the disk",
+        queue->path, stages[stage <= MPQ_STAGE_DIRECTORY ? stage : 0], strerror(failed));
     if (error != NULL)
         error->os_errno = failed;
     return MPQ_POISONED;

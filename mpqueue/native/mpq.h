@@ -1,11 +1,11 @@
 /* mpq.h - the C API of mpqueue: the contract of every call.
  *
- * No Python here and in nothing below it. Calls are thread-safe per handle unless they say otherwise.
- * Two families: `try` calls never sleep and never wait for the kernel longer than a page fault, so
- * a binding may make them with its interpreter lock held; when they cannot finish they return
- * MPQ_AGAIN (or another "wait" status) with nothing held and nothing changed. All other calls may
- * sleep: they take a struct mpq_call, sleep in slices of at most 100 ms and call its `check` after
- * each slice with nothing held.
+ * No Python here and in nothing below it. Calls are thread-safe per handle unless they say
+ * otherwise. Two families: `try` calls never sleep and never wait for the kernel longer than a page
+ * fault, so a binding may make them with its interpreter lock held; when they cannot finish they
+ * return MPQ_AGAIN (or another "wait" status) with nothing held and nothing changed. All other
+ * calls may sleep: they take a struct mpq_call, sleep in slices of at most 100 ms and call its
+ * `check` after each slice with nothing held.
  *
  * Every call returns a status and, when it is not MPQ_OK and `error` is not NULL, fills *error.
  */
@@ -18,21 +18,21 @@
 
 #include "layout.h"
 
-struct mpq_queue;    /* one attachment of one process: an incarnation */
+struct mpq_queue; /* one attachment of one process: an incarnation */
 struct mpq_consumer; /* the consumer role, held by a queue handle */
-struct mpq_segment;  /* a mapped segment; kept mapped while references to it live */
-struct mpq_io;       /* io.h: every system call of the core */
+struct mpq_segment; /* a mapped segment; kept mapped while references to it live */
+struct mpq_io; /* io.h: every system call of the core */
 
 #define MPQ_CHECKED __attribute__((warn_unused_result))
 
 typedef enum mpq_status {
     MPQ_OK = 0,
-    MPQ_AGAIN = 1,     /* try call: would have to wait; make the blocking call */
-    MPQ_FLUSH = 2,     /* put: published, now call mpq_put_flush with the ticket */
-    MPQ_EMPTY = 3,     /* reserve: nothing ready */
-    MPQ_TIMEOUT = 4,   /* the call's deadline passed; nothing changed */
+    MPQ_AGAIN = 1, /* try call: would have to wait; make the blocking call */
+    MPQ_FLUSH = 2, /* put: published, now call mpq_put_flush with the ticket */
+    MPQ_EMPTY = 3, /* reserve: nothing ready */
+    MPQ_TIMEOUT = 4, /* the call's deadline passed; nothing changed */
     MPQ_INTERRUPTED = 5, /* check() asked to stop; nothing changed */
-    MPQ_FULL = 10,     /* error->reason: MPQ_FULL_* */
+    MPQ_FULL = 10, /* error->reason: MPQ_FULL_* */
     MPQ_CLOSED = 11,
     MPQ_SEALED = 12,
     MPQ_TOO_LARGE = 13,
@@ -67,7 +67,7 @@ struct mpq_error {
     mpq_status status;
     int os_errno;
     uint32_t reason; /* MPQ_FULL_* */
-    int64_t pid;     /* -1 = unknown */
+    int64_t pid; /* -1 = unknown */
     uint64_t generation, offset, lost_items, lost_bytes;
     uint64_t accepted; /* items of a non-atomic put_many that went in before the error */
     char message[512]; /* what happened, to which path, what to do next */
@@ -75,7 +75,8 @@ struct mpq_error {
 
 struct mpq_call {
     uint64_t deadline_ns; /* CLOCK_MONOTONIC, absolute; 0 = do not wait; UINT64_MAX = for ever */
-    int (*check)(void *arg); /* after every slice, nothing held; non-zero = MPQ_INTERRUPTED. May be NULL */
+    int (*check)(
+        void *arg); /* after every slice, nothing held; non-zero = MPQ_INTERRUPTED. May be NULL */
     void *arg;
 };
 
@@ -111,15 +112,16 @@ uint64_t mpq_xxh64(const void *data, size_t bytes, uint64_t seed);
 
 void mpq_options_default(struct mpq_options *options);
 /* Range checks; the message names the option and its bounds. MPQ_OK or MPQ_INVALID. */
-MPQ_CHECKED mpq_status mpq_options_check(const struct mpq_options *options, struct mpq_error *error);
+MPQ_CHECKED mpq_status mpq_options_check(const struct mpq_options *options,
+                                         struct mpq_error *error);
 
 struct mpq_open_args {
-    const char *path;            /* absolute, NUL-terminated bytes */
-    bool create;                 /* make the directory and the queue when missing */
-    uint32_t given;              /* MPQ_GIVEN_* */
-    struct mpq_options options;  /* start from mpq_options_default() */
+    const char *path; /* absolute, NUL-terminated bytes */
+    bool create; /* make the directory and the queue when missing */
+    uint32_t given; /* MPQ_GIVEN_* */
+    struct mpq_options options; /* start from mpq_options_default() */
     const char *allow_filesystem; /* comma-separated type names that may be used anyway, or NULL */
-    const struct mpq_io *io;     /* NULL = the real one */
+    const struct mpq_io *io; /* NULL = the real one */
 };
 
 /* Opens or creates the queue and joins it. Runs recovery when nobody else is attached and it is
@@ -135,8 +137,8 @@ void mpq_open_gate(struct mpq_queue *queue, const char *semaphore_name);
 const char *mpq_gate_name(const struct mpq_queue *queue);
 
 /* Leaves the queue: flushes what this handle published unless the queue is poisoned (a failed
- * flush is reported, the handle is closed all the same), closes the consumer, waits for calls of other threads to
- * end, unmaps. Views and segments with references stay mapped. Idempotent. */
+ * flush is reported, the handle is closed all the same), closes the consumer, waits for calls of
+ * other threads to end, unmaps. Views and segments with references stay mapped. Idempotent. */
 mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error);
 /* Frees a closed handle. In a forked child also one that was open in the parent. */
 void mpq_free(struct mpq_queue *queue);
@@ -144,7 +146,8 @@ bool mpq_is_closed(const struct mpq_queue *queue);
 
 /* Current options (those in control, as `set` left them). */
 void mpq_options_get(struct mpq_queue *queue, struct mpq_options *options);
-/* Changes the given options for all processes, durably. segment_size, ack_window, max_members and codec: MPQ_INVALID. */
+/* Changes the given options for all processes, durably. segment_size, ack_window, max_members and
+ * codec: MPQ_INVALID. */
 MPQ_CHECKED mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
                                        const struct mpq_options *options,
                                        const struct mpq_call *call, struct mpq_error *error);
@@ -152,8 +155,8 @@ MPQ_CHECKED mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
 MPQ_CHECKED mpq_status mpq_seal(struct mpq_queue *queue, bool undo, const struct mpq_call *call,
                                 struct mpq_error *error);
 /* Removes the queue's files and the directory when it is then empty. MPQ_ATTACHED while any
- * process (this one's open handles included) has it open: nothing is removed then. gate_name gets the
- * semaphore's name, so that the caller can unlink it (32 + 6 bytes). Foreign files stay. */
+ * process (this one's open handles included) has it open: nothing is removed then. gate_name gets
+ * the semaphore's name, so that the caller can unlink it (32 + 6 bytes). Foreign files stay. */
 MPQ_CHECKED mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name[48],
                                    struct mpq_error *error);
 
@@ -163,8 +166,9 @@ struct mpq_repair {
     uint32_t cleared_poison, rebuilt;
 };
 /* Needs the queue alone (MPQ_ATTACHED). Runs the recovery that an open after an operating-system
- * crash runs, with every body verified, and settles every damaged extent: bytes are saved in corrupt/, loss is booked
- * once, later readers see no damage. dry_run: reports only, changes nothing. */
+ * crash runs, with every body verified, and settles every damaged extent: bytes are saved in
+ * corrupt/, loss is booked once, later readers see no damage. dry_run: reports only, changes
+ * nothing. */
 MPQ_CHECKED mpq_status mpq_repair_queue(const char *path, bool dry_run, const struct mpq_call *call,
                                         struct mpq_repair *report, struct mpq_error *error);
 
@@ -186,12 +190,14 @@ struct mpq_item_in {
 MPQ_CHECKED mpq_status mpq_put_try(struct mpq_queue *queue, const struct mpq_item_in *item,
                                    uint64_t *seq, uint64_t *ticket, struct mpq_error *error);
 /* The same, waiting for the lock, a segment and room until the call's deadline, then MPQ_FULL with
- * its reason (MPQ_LOCK_TIMEOUT when the wait ended at the lock). Does not flush: returns MPQ_OK or MPQ_FLUSH like the try call. */
+ * its reason (MPQ_LOCK_TIMEOUT when the wait ended at the lock). Does not flush: returns MPQ_OK or
+ * MPQ_FLUSH like the try call. */
 MPQ_CHECKED mpq_status mpq_put(struct mpq_queue *queue, const struct mpq_item_in *item,
                                const struct mpq_call *call, uint64_t *seq, uint64_t *ticket,
                                struct mpq_error *error);
 /* count items with consecutive seqs, all or nothing: one lock hold, published last to first.
- * MPQ_TOO_LARGE before any claim when they do not fit into one batch (4,096 items, half a segment, capacity, max_bytes). */
+ * MPQ_TOO_LARGE before any claim when they do not fit into one batch (4,096 items, half a segment,
+ * capacity, max_bytes). */
 MPQ_CHECKED mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *items,
                                          uint32_t count, uint64_t *first_seq, uint64_t *ticket,
                                          struct mpq_error *error);
@@ -207,7 +213,8 @@ uint32_t mpq_batch_fit(struct mpq_queue *queue, const struct mpq_item_in *items,
  * then means published, durability unknown. MPQ_FLUSH_FAILED or MPQ_POISONED: outcome unknown. */
 MPQ_CHECKED mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket,
                                      const struct mpq_call *call, struct mpq_error *error);
-/* Everything published before the call is durable when it returns, whatever the policy; acks of this handle's consumer too. */
+/* Everything published before the call is durable when it returns, whatever the policy; acks of
+ * this handle's consumer too. */
 MPQ_CHECKED mpq_status mpq_flush(struct mpq_queue *queue, const struct mpq_call *call,
                                  struct mpq_error *error);
 /* Counts a put that the caller dropped after MPQ_FULL (on_full="drop"). */
@@ -217,14 +224,14 @@ void mpq_count_dropped(struct mpq_queue *queue, uint64_t items);
 
 struct mpq_item {
     uint64_t seq;
-    uint64_t epoch;       /* of the segment it lies in, or of its origin */
-    uint64_t origin_seq;  /* = seq, or that of its origin */
+    uint64_t epoch; /* of the segment it lies in, or of its origin */
+    uint64_t origin_seq; /* = seq, or that of its origin */
     uint64_t enqueued_at; /* wall clock ns */
-    uint64_t token;       /* of this hand-out: ack and nack need it */
-    uint32_t attempts;    /* hand-outs including this one */
+    uint64_t token; /* of this hand-out: ack and nack need it */
+    uint32_t attempts; /* hand-outs including this one */
     uint32_t length;
     const uint8_t *body; /* length bytes, valid until mpq_segment_release(segment) */
-    const uint8_t *ext;  /* ext_length bytes */
+    const uint8_t *ext; /* ext_length bytes */
     uint16_t ext_length;
     struct mpq_segment *segment; /* one reference, owned by the caller */
 };
@@ -242,11 +249,13 @@ bool mpq_consumer_is_closed(const struct mpq_consumer *consumer);
  *  MPQ_OK       *item filled
  *  MPQ_EMPTY    nothing ready now
  *  MPQ_AGAIN    a segment must be mapped, a dead claim examined, ...: mpq_reserve_wait, then again
- *  MPQ_SEALED   sealed and drained (nothing unsettled remains but this consumer's own reservations, if any: then MPQ_EMPTY)
- *  MPQ_CORRUPT  damage was met, booked and passed: reported once; call again */
+ *  MPQ_SEALED   sealed and drained (nothing unsettled remains but this consumer's own reservations,
+ * if any: then MPQ_EMPTY) MPQ_CORRUPT  damage was met, booked and passed: reported once; call again
+ */
 MPQ_CHECKED mpq_status mpq_reserve_try(struct mpq_consumer *consumer, struct mpq_item *item,
                                        struct mpq_error *error);
-/* Up to `count` items of at most max_bytes payload together (the first always fits; 0 = no bound). MPQ_OK when *taken > 0. */
+/* Up to `count` items of at most max_bytes payload together (the first always fits; 0 = no bound).
+ * MPQ_OK when *taken > 0. */
 MPQ_CHECKED mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struct mpq_item *items,
                                             uint32_t count, uint64_t max_bytes, uint32_t *taken,
                                             struct mpq_error *error);
@@ -254,13 +263,15 @@ MPQ_CHECKED mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struc
  * deadline) until an item may be ready. MPQ_OK: try again. MPQ_TIMEOUT: the deadline has passed. */
 MPQ_CHECKED mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call *call,
                                         struct mpq_error *error);
-/* The next item that reserve would hand out, without taking or counting it. Damage: skipped, not booked. */
+/* The next item that reserve would hand out, without taking or counting it. Damage: skipped, not
+ * booked. */
 MPQ_CHECKED mpq_status mpq_consumer_peek(struct mpq_consumer *consumer, struct mpq_item *item,
                                          struct mpq_error *error);
 void mpq_segment_release(struct mpq_segment *segment);
 void mpq_segment_retain(struct mpq_segment *segment);
 /* A second mapping of the item's segment for zero-copy views: as long as a reference to it lives,
- * in this process or a forked child, the file is not reused. *body points into it. NULL when it cannot be made. */
+ * in this process or a forked child, the file is not reused. *body points into it. NULL when it
+ * cannot be made. */
 struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mpq_item *item,
                                   const uint8_t **body);
 
@@ -299,13 +310,13 @@ struct mpq_stats { /* one consistent-enough snapshot; every field also readable 
     uint64_t delivered_items, redelivered_items, acked_items, nacked_items;
     uint64_t gap_items, skipped_items, lost_items, lost_bytes, torn_items, dropped_items;
     uint64_t settled_items, settled_bytes;
-    uint64_t depth;          /* enqueued - settled */
+    uint64_t depth; /* enqueued - settled */
     uint64_t backlog_bytes;
     uint64_t ready_items, reserved_items, scheduled_items;
     uint64_t unsynced_items, unsynced_bytes;
     uint64_t floor, next_seq, read_seq, epoch;
     uint64_t floor_lag_items; /* next_seq - floor */
-    uint64_t oldest_age_ns;   /* of the floor item; 0 when empty */
+    uint64_t oldest_age_ns; /* of the floor item; 0 when empty */
     uint64_t segments, kept_segments, disk_bytes, capacity_bytes;
     uint64_t oldest_generation, tail_generation;
     uint64_t segments_made, segments_reused, segments_removed, unreclaimed;

@@ -46,12 +46,11 @@ struct filesystem {
 
 /* No coherent shared mappings, or locks that another machine does not see. */
 static const struct filesystem refused_types[] = {
-    {0x6969, "nfs"},          {0x01021997, "9p"},      {0x65735546, "fuse"},
-    {0x517B, "smb"},          {0xFE534D42, "smb2"},    {0xFF534D42, "cifs"},
-    {0x5346414F, "afs"},      {0x73757245, "coda"},    {0x00C36400, "ceph"},
-    {0x0BD00BD0, "lustre"},   {0x47504653, "gpfs"},    {0x01161970, "gfs2"},
-    {0x7461636F, "ocfs2"},    {0x19830326, "fhgfs"},   {0x564C, "ncp"},
-    {0x786F4256, "vboxsf"},   {0xBACBACBC, "vmhgfs"},  {0xAAD7AAEA, "panfs"},
+    {0x6969, "nfs"},        {0x01021997, "9p"},     {0x65735546, "fuse"}, {0x517B, "smb"},
+    {0xFE534D42, "smb2"},   {0xFF534D42, "cifs"},   {0x5346414F, "afs"},  {0x73757245, "coda"},
+    {0x00C36400, "ceph"},   {0x0BD00BD0, "lustre"}, {0x47504653, "gpfs"}, {0x01161970, "gfs2"},
+    {0x7461636F, "ocfs2"},  {0x19830326, "fhgfs"},  {0x564C, "ncp"},      {0x786F4256, "vboxsf"},
+    {0xBACBACBC, "vmhgfs"}, {0xAAD7AAEA, "panfs"},
 };
 
 #define BTRFS_MAGIC 0x9123683Eu
@@ -62,8 +61,7 @@ static bool named_in(const char *list, const char *name)
     while (list != NULL && *list != '\0') {
         const char *end = strchr(list, ',');
         size_t span = end != NULL ? (size_t)(end - list) : strlen(list);
-        if ((span == length && strncmp(list, name, span) == 0) ||
-            (span == 1 && *list == '*'))
+        if ((span == length && strncmp(list, name, span) == 0) || (span == 1 && *list == '*'))
             return true;
         list = end != NULL ? end + 1 : NULL;
     }
@@ -79,11 +77,12 @@ static mpq_status check_filesystem(struct mpq_queue *queue, const char *allowed,
     const uint32_t magic = (uint32_t)now.f_type;
     for (size_t i = 0; i < sizeof refused_types / sizeof *refused_types; i++)
         if (refused_types[i].magic == magic && !named_in(allowed, refused_types[i].name))
-            return mpq_fail(error, MPQ_FILESYSTEM,
-                            "%s: on %s, where mappings shared between processes are not dependable; use "
-                            "a local directory (ext4, XFS, btrfs, tmpfs). MPQUEUE_ALLOW_FILESYSTEM=%s "
-                            "overrides, at your own risk",
-                            queue->path, refused_types[i].name, refused_types[i].name);
+            return mpq_fail(
+                error, MPQ_FILESYSTEM,
+                "%s: on %s, where mappings shared between processes are not dependable; use "
+                "a local directory (ext4, XFS, btrfs, tmpfs). MPQUEUE_ALLOW_FILESYSTEM=%s "
+                "overrides, at your own risk",
+                queue->path, refused_types[i].name, refused_types[i].name);
     return MPQ_OK;
 }
 
@@ -106,8 +105,8 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
     if (queue->dirfd >= 0)
         return MPQ_OK;
     if (errno == ENOENT)
-        return mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: there is no such queue; make it with `mpqueue init`",
-                        queue->path);
+        return mpq_fail(error, MPQ_NOT_A_QUEUE,
+                        "%s: there is no such queue; make it with `mpqueue init`", queue->path);
     if (errno == ENOTDIR)
         return mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: not a directory; a queue is a directory",
                         queue->path);
@@ -135,17 +134,19 @@ static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args
     if (io->list(io, queue->dirfd, ours, &remains) != 0)
         return mpq_fail_errno(error, "%s: cannot list the directory", queue->path);
     if (remains)
-        return mpq_fail(error, MPQ_NOT_A_QUEUE,
-                        "%s: there are files of a queue but no `meta`; nothing was touched. Restore meta, or "
-                        "move them away",
-                        queue->path);
+        return mpq_fail(
+            error, MPQ_NOT_A_QUEUE,
+            "%s: there are files of a queue but no `meta`; nothing was touched. Restore meta, or "
+            "move them away",
+            queue->path);
     struct statfs fs;
     if (io->statfs(io, queue->dirfd, &fs) == 0 && (uint32_t)fs.f_type == BTRFS_MAGIC &&
         io->no_cow(io, queue->dirfd) != 0)
-        return mpq_fail(error, MPQ_FILESYSTEM,
-                        "%s: btrfs without NOCOW copies on write, so a full disk would kill processes; "
-                        "make the directory with chattr +C",
-                        queue->path);
+        return mpq_fail(
+            error, MPQ_FILESYSTEM,
+            "%s: btrfs without NOCOW copies on write, so a full disk would kill processes; "
+            "make the directory with chattr +C",
+            queue->path);
     status = mpq_meta_create(queue, &args->options, error);
     if (status != MPQ_OK)
         return status;
@@ -153,8 +154,7 @@ static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args
         int parent = io->open(io, queue->dirfd, "..", O_RDONLY | O_DIRECTORY, 0);
         if (parent >= 0) {
             if (io->sync(io, parent) != 0)
-                status = mpq_fail_errno(error, "%s: cannot sync the parent directory",
-                                        queue->path);
+                status = mpq_fail_errno(error, "%s: cannot sync the parent directory", queue->path);
             io->close(io, parent);
         }
     }
@@ -191,11 +191,11 @@ static mpq_status open_meta(struct mpq_queue *queue, struct mpq_error *error)
 
 #define AGREE(bit, field, name)                                                                    \
     if ((args->given & (bit)) != 0 && args->options.field != now.field)                            \
-        return mpq_fail(error, MPQ_MISMATCH,                                                       \
-                        "%s: the queue has " name " = %llu, not %llu; leave the option out, or "  \
-                        "change it with `mpqueue set` (or init another queue)",                    \
-                        queue->path, (unsigned long long)now.field,                                \
-                        (unsigned long long)args->options.field)
+    return mpq_fail(error, MPQ_MISMATCH,                                                           \
+                    "%s: the queue has " name " = %llu, not %llu; leave the option out, or "       \
+                    "change it with `mpqueue set` (or init another queue)",                        \
+                    queue->path, (unsigned long long)now.field,                                    \
+                    (unsigned long long)args->options.field)
 
 static mpq_status options_agree(struct mpq_queue *queue, const struct mpq_open_args *args,
                                 struct mpq_error *error)
@@ -220,16 +220,16 @@ static mpq_status options_agree(struct mpq_queue *queue, const struct mpq_open_a
     AGREE(MPQ_GIVEN_MODE, file_mode, "mode");
     if ((args->given & MPQ_GIVEN_DURABILITY) != 0 && args->options.durability != now.durability) {
         static const char *const names[] = {"none", "interval", "group", "sync"};
-        return mpq_fail(error, MPQ_MISMATCH,
-                        "%s: the queue has durability = %s, not %s; leave the option out, or change "
-                        "it with `mpqueue set`",
-                        queue->path, names[now.durability & 3], names[args->options.durability & 3]);
+        return mpq_fail(
+            error, MPQ_MISMATCH,
+            "%s: the queue has durability = %s, not %s; leave the option out, or change "
+            "it with `mpqueue set`",
+            queue->path, names[now.durability & 3], names[args->options.durability & 3]);
     }
     if ((args->given & MPQ_GIVEN_BACKOFF) != 0 &&
         (args->options.backoff_count != now.backoff_count ||
          memcmp(args->options.backoff_ns, now.backoff_ns, sizeof now.backoff_ns) != 0))
-        return mpq_fail(error, MPQ_MISMATCH, "%s: the queue has another backoff list",
-                        queue->path);
+        return mpq_fail(error, MPQ_MISMATCH, "%s: the queue has another backoff list", queue->path);
     if ((args->given & MPQ_GIVEN_CODEC) != 0 &&
         strncmp(args->options.codec, now.codec, sizeof now.codec) != 0)
         return mpq_fail(error, MPQ_MISMATCH, "%s: the queue has codec = \"%s\", not \"%s\"",
@@ -259,10 +259,11 @@ static mpq_status join_living(struct mpq_queue *queue, struct mpq_error *error)
     else if (head.magic != MPQ_CONTROL_MAGIC || head.version != MPQ_FORMAT_VERSION ||
              head.identity_hash !=
                  mpq_xxh64(&head, offsetof(struct mpq_control, identity_hash), 0) ||
-             head.total_bytes > (uint64_t)now.st_size ||
-             memcmp(head.uuid, queue->uuid, 16) != 0 || head.ring_entries != MPQ_RING)
+             head.total_bytes > (uint64_t)now.st_size || memcmp(head.uuid, queue->uuid, 16) != 0 ||
+             head.ring_entries != MPQ_RING)
         status = mpq_fail(error, MPQ_FORMAT,
-                          "%s: control is damaged, or of another version of mpqueue that has the queue open; close "
+                          "%s: control is damaged, or of another version of mpqueue that has the "
+                          "queue open; close "
                           "all processes that have it open, then try again",
                           queue->path);
     else
@@ -271,8 +272,7 @@ static mpq_status join_living(struct mpq_queue *queue, struct mpq_error *error)
     return status;
 }
 
-mpq_status mpq_attach(struct mpq_queue *queue, const struct mpq_call *call,
-                      struct mpq_error *error)
+mpq_status mpq_attach(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     struct mpq_pin gate = {NULL, -1}, range = {NULL, -1};
     mpq_status status = mpq_pin_wait(queue, MPQ_BYTE_GATE, call, &gate, "the gate", error);
@@ -329,8 +329,8 @@ mpq_status mpq_handle_open(const struct mpq_open_args *args, struct mpq_queue **
     if (status == MPQ_OK)
         status = open_meta(queue, error);
     if (status == MPQ_EMPTY)
-        status = mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: no queue here (no file `meta`)",
-                          queue->path);
+        status =
+            mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: no queue here (no file `meta`)", queue->path);
     if (status != MPQ_OK) {
         atomic_store(&queue->closing, 1);
         mpq_free(queue);
@@ -371,10 +371,9 @@ static mpq_status open_guarded(struct mpq_queue *queue, const struct mpq_open_ar
     return status;
 }
 
-mpq_status mpq_open(const struct mpq_open_args *args, const struct mpq_call *call,
-                    struct mpq_queue **out, struct mpq_error *error)
+static mpq_status open_new(const struct mpq_open_args *args, const struct mpq_call *call,
+                           struct mpq_queue **out, struct mpq_error *error)
 {
-    mpq_guard_install();
     struct mpq_queue *queue = handle_new(args);
     if (queue == NULL)
         return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", args->path);
@@ -395,6 +394,14 @@ mpq_status mpq_open(const struct mpq_open_args *args, const struct mpq_call *cal
     }
     *out = queue;
     return MPQ_OK;
+}
+
+mpq_status mpq_open(const struct mpq_open_args *args, const struct mpq_call *call,
+                    struct mpq_queue **queue, struct mpq_error *error)
+{
+    struct mpq_error local;
+    mpq_guard_install();
+    return open_new(args, call, queue, error != NULL ? error : &local);
 }
 
 void mpq_open_gate(struct mpq_queue *queue, const char *semaphore_name)
@@ -437,8 +444,7 @@ static mpq_status last_flush(struct mpq_queue *queue, const struct mpq_call *cal
     return status == MPQ_REMOVED || status == MPQ_INTERRUPTED ? MPQ_OK : status;
 }
 
-mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call,
-                     struct mpq_error *error)
+mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     if (atomic_load(&queue->closing) != 0)
         return MPQ_OK;

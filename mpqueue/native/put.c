@@ -29,61 +29,10 @@ static void count_in(struct mpq_queue *queue, uint64_t items, uint64_t bytes)
 struct once {
     struct mpq_claim claim;
     uint64_t ticket;
+    bool prepare; /* the next segment is due and nobody works on it */
 };
 
-/* One attempt, nothing waited for. */
-static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *items,
-                           uint32_t count, const struct mpq_lock_wait *wait, struct once *once,
-                           struct mpq_error *error)
-{
-    struct mpq_guard guard;
-    volatile bool locked = true;
-    struct mpq_segment *volatile referenced = NULL;
-    pthread_mutex_lock(&queue->mutex);
-    if (MPQ_UNLIKELY(atomic_load_explicit(&queue->closing, memory_order_relaxed) != 0)) {
-        pthread_mutex_unlock(&queue->mutex);
-        return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
-    }
-    mpq_guard_push(&guard);
-    if (MPQ_UNLIKELY(sigsetjmp(guard.jump, 0) != 0)) {
-        mpq_status status = mpq_guard_recover(&guard, queue, error);
-        if (locked)
-            pthread_mutex_unlock(&queue->mutex);
-        mpq_segment_release(referenced);
-        return status;
-    }
-    MPQ_GUARD_ARM(&guard);
-    mpq_status status = mpq_claim(queue, items, count, wait, &guard, &once->claim, error);
-    if (status == MPQ_OK) {
-        const uint64_t bytes = body_bytes(items, count);
-        count_in(queue, count, bytes);
-        queue->published = true;
-        if (MPQ_UNLIKELY(bytes > COPY_UNLOCKED_BYTES)) {
-            referenced = once->claim.segment;
-            mpq_segment_retain(referenced);
-            pthread_mutex_unlock(&queue->mutex);
-            locked = false;
-        }
-        mpq_claim_write(queue, items, count, &once->claim);
-        status = mpq_claim_publish(queue, items, count, &once->claim, error);
-        guard.claimed = NULL;
-    }
-    MPQ_GUARD_DROP(&guard);
-    if (locked)
-        pthread_mutex_unlock(&queue->mutex);
-    if (MPQ_UNLIKELY(referenced != NULL))
-        mpq_segment_release(referenced);
-    if (status == MPQ_OK) {
-        struct mpq_control *control = queue->control;
-        if (!mpq_visible_is_durable(queue))
-            mpq_wake(queue, &control->items_event, &control->items_waiting);
-        once->ticket = mpq_flush_ticket(queue, once->claim.items_after);
-    }
-    return status;
-}
-
-/* The next segment is due and nobody works on it. */
-static bool preparation_due(struct mpq_queue *queue)
+static bool preparation_due(const struct mpq_queue *queue)
 {
     uint64_t generation = MPQ_POSITION_GEN(mpq_tail_read(queue->control).position) + 1;
     const struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
@@ -92,15 +41,67 @@ static bool preparation_due(struct mpq_queue *queue)
            mpq_ring_room(queue, generation);
 }
 
+static void published(struct mpq_queue *queue, struct once *once)
+{
+    struct mpq_control *control = queue->control;
+    if (!mpq_visible_is_durable(queue))
+        mpq_wake(queue, &control->items_event, &control->items_waiting);
+    once->ticket = mpq_flush_ticket(queue, once->claim.items_after);
+    once->prepare = once->ticket == 0 && once->claim.past_half && preparation_due(queue);
+}
+
+/* One attempt, nothing waited for. */
+static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                           const struct mpq_lock_wait *wait, struct once *once,
+                           struct mpq_error *error)
+{
+    struct mpq_guard guard;
+    struct mpq_segment *volatile unlocked = NULL; /* copied to with the mutex released */
+    pthread_mutex_lock(&queue->mutex);
+    if (MPQ_UNLIKELY(atomic_load_explicit(&queue->closing, memory_order_relaxed) != 0)) {
+        pthread_mutex_unlock(&queue->mutex);
+        return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+    }
+    mpq_guard_push(&guard);
+    mpq_status status;
+    if (MPQ_UNLIKELY(sigsetjmp(guard.jump, 0) != 0)) {
+        status = mpq_guard_recover(&guard, queue, error);
+    } else {
+        MPQ_GUARD_ARM(&guard);
+        status = mpq_claim(queue, items, count, wait, &guard, &once->claim, error);
+        if (status == MPQ_OK) {
+            const uint64_t bytes = body_bytes(items, count);
+            count_in(queue, count, bytes);
+            queue->published = true;
+            if (MPQ_UNLIKELY(bytes > COPY_UNLOCKED_BYTES)) {
+                unlocked = once->claim.segment;
+                mpq_segment_retain(unlocked);
+                atomic_fetch_add(&queue->inflight, 1); /* close waits for the copy */
+                pthread_mutex_unlock(&queue->mutex);
+            }
+            mpq_claim_write(queue, items, count, &once->claim);
+            status = mpq_claim_publish(queue, items, count, &once->claim, error);
+            guard.claimed = NULL;
+            if (status == MPQ_OK)
+                published(queue, once);
+        }
+        MPQ_GUARD_DROP(&guard);
+    }
+    if (MPQ_LIKELY(unlocked == NULL)) {
+        pthread_mutex_unlock(&queue->mutex);
+    } else {
+        mpq_segment_release(unlocked);
+        atomic_fetch_sub(&queue->inflight, 1);
+    }
+    return status;
+}
+
 /* MPQ_FLUSH also when the next segment is to be prepared: that is work outside the lock. */
-static mpq_status accepted(struct mpq_queue *queue, const struct once *once, uint64_t *seq,
-                           uint64_t *ticket)
+static mpq_status accepted(const struct once *once, uint64_t *seq, uint64_t *ticket)
 {
     *seq = once->claim.first_seq;
     *ticket = once->ticket;
-    if (once->ticket != 0)
-        return MPQ_FLUSH;
-    return once->claim.past_half && preparation_due(queue) ? MPQ_FLUSH : MPQ_OK;
+    return once->ticket != 0 || once->prepare ? MPQ_FLUSH : MPQ_OK;
 }
 
 mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *items,
@@ -115,7 +116,7 @@ mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *
     struct once once;
     mpq_status status = put_once(queue, items, count, NULL, &once, error);
     if (MPQ_LIKELY(status == MPQ_OK))
-        return accepted(queue, &once, first_seq, ticket);
+        return accepted(&once, first_seq, ticket);
     return status;
 }
 
@@ -125,8 +126,7 @@ mpq_status mpq_put_try(struct mpq_queue *queue, const struct mpq_item_in *item, 
     return mpq_put_batch_try(queue, item, 1, seq, ticket, error);
 }
 
-static mpq_status wait_for_room(struct mpq_queue *queue, const struct mpq_item_in *items,
-                                uint32_t count, const struct mpq_call *call,
+static mpq_status wait_for_room(struct mpq_queue *queue, const struct mpq_call *call,
                                 struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
@@ -136,8 +136,6 @@ static mpq_status wait_for_room(struct mpq_queue *queue, const struct mpq_item_i
     if (atomic_load(&control->consumer_select) != before ||
         mpq_load(control->oldest_generation) != oldest)
         return MPQ_OK;
-    (void)items;
-    (void)count;
     mpq_status status = mpq_wait_sleep(queue, &waiter, call, MPQ_SLICE_NS);
     if (status == MPQ_OK)
         status = mpq_still_there(queue, error);
@@ -157,7 +155,7 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
     for (;;) {
         status = put_once(queue, items, count, &wait, &once, error);
         if (status == MPQ_OK) {
-            status = accepted(queue, &once, first_seq, ticket);
+            status = accepted(&once, first_seq, ticket);
             break;
         }
         struct mpq_error full;
@@ -179,7 +177,7 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
             if (!counted_full)
                 atomic_fetch_add_explicit(&queue->me->full, 1, memory_order_relaxed);
             counted_full = true;
-            status = wait_for_room(queue, items, count, call, error);
+            status = wait_for_room(queue, call, error);
             if (status == MPQ_TIMEOUT) {
                 if (error != NULL)
                     *error = full;

@@ -20,19 +20,19 @@ struct rebuild {
     const struct mpq_rebuild_how *how;
     struct mpq_repair *report;
     uint8_t *slots[2]; /* newest valid first */
-    int valid;         /* how many are */
+    int valid; /* how many are */
     int newest_index;
     int cursor_fd;
     uint64_t floor, floor_position, durable;
-    uint64_t next;       /* seq expected next */
-    uint64_t last;       /* generation with the last frame; 0 = none */
-    uint64_t end;        /* offset behind its last frame */
+    uint64_t next; /* seq expected next */
+    uint64_t last; /* generation with the last frame; 0 = none */
+    uint64_t end; /* offset behind its last frame */
     uint64_t unsettled, unsettled_bytes;
     uint64_t torn, lost, lost_bytes;
     uint64_t batch[MPQ_BATCH_MAX]; /* offsets of an unfinished batch */
     uint32_t batch_count;
     uint64_t batch_seq; /* its next seq, 0 = none is open */
-    bool batch_whole;   /* it was seen whole before */
+    bool batch_whole; /* it was seen whole before */
 };
 
 static bool believed(const struct rebuild *r, uint64_t generation, uint64_t offset)
@@ -240,7 +240,7 @@ static void take_frame(struct rebuild *r, struct mpq_segment *segment, uint64_t 
         }
     }
     count_frame(r, seen, item);
-    if (!believed(r, segment->generation, offset) || !item)
+    if (MPQ_POSITION(segment->generation, offset) >= r->durable)
         follow_batch(r, segment, offset, seen, item);
     r->next = seq + 1;
 }
@@ -352,9 +352,8 @@ static void begin_at(struct rebuild *r, const struct mpq_generations *found)
 }
 
 /* Segment `to` holds an item, so its roll record binds: closes those before it that are open. */
-static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *found,
-                              uint32_t from, uint32_t to, uint64_t first_seq,
-                              struct mpq_error *error)
+static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *found, uint32_t from,
+                              uint32_t to, uint64_t first_seq, struct mpq_error *error)
 {
     mpq_status status = MPQ_OK;
     for (uint32_t i = from; i < to && status == MPQ_OK; i++) {
@@ -449,8 +448,8 @@ static mpq_status sync_segments(struct rebuild *r, const struct mpq_generations 
     return MPQ_OK;
 }
 
-static mpq_status write_cursor(struct rebuild *r, const struct mpq_tail_now *tail,
-                               uint64_t epoch, struct mpq_error *error)
+static mpq_status write_cursor(struct rebuild *r, const struct mpq_tail_now *tail, uint64_t epoch,
+                               struct mpq_error *error)
 {
     struct mpq_queue *queue = r->queue;
     mpq_io *io = queue->io;
@@ -517,9 +516,8 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
 {
     struct mpq_control *control = r->queue->control;
     const struct mpq_cursor_slot *head = (void *)r->slots[0];
-    struct mpq_consumer_now record = {.floor = r->floor,
-                                      .floor_position = r->floor_position,
-                                      .totals = head->totals};
+    struct mpq_consumer_now record = {
+        .floor = r->floor, .floor_position = r->floor_position, .totals = head->totals};
     mpq_tail_write(control, tail);
     mpq_consumer_write(control, &record);
     mpq_store(control->sealed, meta->sealed);
@@ -540,14 +538,13 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
     mpq_store(control->read_seq, r->floor);
     if (r->last != 0 || r->valid != 0) {
         mpq_store(control->recoveries, 1);
-        mpq_store(control->recovered_at_most,
-                  meta->options.durability == MPQ_DURABILITY_INTERVAL ? meta->options.interval_items
-                                                                      : r->torn);
+        mpq_store(control->recovered_at_most, meta->options.durability == MPQ_DURABILITY_INTERVAL
+                                                  ? meta->options.interval_items
+                                                  : r->torn);
     }
 }
 
-static void quarantine_file(struct mpq_queue *queue, uint64_t generation,
-                                  struct mpq_repair *report)
+static void quarantine_file(struct mpq_queue *queue, uint64_t generation, struct mpq_repair *report)
 {
     char name[MPQ_NAME_MAX], kept[96];
     mpq_segment_name(generation, name);
@@ -574,9 +571,9 @@ static void clear_behind(struct rebuild *r, const struct mpq_generations *found,
         struct stat now;
         bool empty = segment == NULL && queue->io->stat(queue->io, queue->dirfd, name, &now) == 0 &&
                      now.st_size == 0;
-        bool formed = segment != NULL && mpq_segment_header_check(queue, segment->base,
-                                                                  segment->bytes,
-                                                                  generation) == MPQ_OK;
+        bool formed =
+            segment != NULL &&
+            mpq_segment_header_check(queue, segment->base, segment->bytes, generation) == MPQ_OK;
         if (generation <= tail_generation) {
             if (segment == NULL && !empty)
                 quarantine_file(queue, generation, r->report);

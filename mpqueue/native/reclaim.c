@@ -1,7 +1,8 @@
 /* reclaim.c - giving whole segments back, recounting, and saving damaged bytes first.
  *
  * I1 a segment is freed only below the floor of both cursor slots. I2 below the floor there is no
- * claim and no hand-out: every frame is settled. I3 nothing is freed while the queue is poisoned. */
+ * claim and no hand-out: every frame is settled. I3 nothing is freed while the queue is poisoned.
+ */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,8 +125,8 @@ static void count_segment(struct mpq_queue *queue, struct mpq_segment *segment, 
     while (offset + MPQ_FRAME_HEADER <= limit) {
         struct mpq_seen seen;
         if (mpq_frame_see(queue, segment, offset, *min_seq, &seen) != MPQ_SEE_FRAME) {
-            offset = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit, *min_seq,
-                                    true, &seen);
+            offset = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit, *min_seq, true,
+                                    &seen);
             if (offset == 0)
                 return;
         }
@@ -164,8 +165,8 @@ void mpq_recount(struct mpq_consumer *consumer)
         uint64_t limit = generation == MPQ_POSITION_GEN(tail.position)
                              ? MPQ_POSITION_OFF(tail.position)
                              : segment->bytes;
-        count_segment(queue, segment, mpq_max64(offset, MPQ_SEGMENT_FIRST), limit, &min_seq,
-                      &items, &bytes);
+        count_segment(queue, segment, mpq_max64(offset, MPQ_SEGMENT_FIRST), limit, &min_seq, &items,
+                      &bytes);
         mpq_segment_release(segment);
     }
     record->totals.settled_items = tail.items - mpq_min64(items, tail.items);
@@ -205,8 +206,7 @@ static bool make_room(struct mpq_queue *queue, int dirfd, uint64_t bytes)
             return false;
         if (shelf.files < CORRUPT_FILES_MAX && shelf.bytes + bytes <= CORRUPT_BYTES_MAX)
             return true;
-        if (shelf.oldest[0] == '\0' ||
-            queue->io->unlink(queue->io, dirfd, shelf.oldest) != 0)
+        if (shelf.oldest[0] == '\0' || queue->io->unlink(queue->io, dirfd, shelf.oldest) != 0)
             return false;
         mpq_bump(queue->control->corrupt_skipped, 1);
     }

@@ -94,12 +94,10 @@ void mpq_sweep_segments(struct mpq_queue *queue, const struct mpq_generations *f
 /* ---- is control fresh? */
 
 static bool identity_holds(const struct mpq_queue *queue, const struct mpq_meta_slot *meta,
-                           const struct mpq_control *head, uint64_t file_bytes,
-                           const char *boot_id)
+                           const struct mpq_control *head, uint64_t file_bytes, const char *boot_id)
 {
     return head->magic == MPQ_CONTROL_MAGIC && head->version == MPQ_FORMAT_VERSION &&
-           head->identity_hash ==
-               mpq_xxh64(head, offsetof(struct mpq_control, identity_hash), 0) &&
+           head->identity_hash == mpq_xxh64(head, offsetof(struct mpq_control, identity_hash), 0) &&
            memcmp(head->uuid, meta->uuid, 16) == 0 && head->meta_inode == queue->meta_inode &&
            head->meta_device == queue->meta_device && meta->inode == queue->meta_inode &&
            meta->device == queue->meta_device &&
@@ -129,8 +127,7 @@ static bool has_item(struct mpq_queue *queue, uint64_t generation, uint64_t offs
 static bool proved_fresh(struct mpq_queue *queue, const struct mpq_generations *found)
 {
     struct mpq_control *control = queue->control;
-    if (!mpq_tail_proved(control) || !mpq_consumer_proved(control) ||
-        mpq_load(control->fault) != 0)
+    if (!mpq_tail_proved(control) || !mpq_consumer_proved(control) || mpq_load(control->fault) != 0)
         return false;
     const struct mpq_tail_now tail = mpq_tail_read(control);
     const struct mpq_consumer_now consumer = mpq_consumer_read(control);

@@ -82,11 +82,12 @@ static mpq_status corrupt(struct mpq_consumer *consumer, uint64_t generation, ui
     queue->event_info.lost_items += items;
     queue->event_info.lost_bytes += bytes;
     mpq_event(queue, MPQ_EVENT_LOSS);
-    mpq_fail(error, MPQ_CORRUPT,
-             "%s: damage in segment %llu at offset %llu: %llu item(s) lost, counted and passed; the "
-             "bytes are in corrupt/ when there was room. Reading goes on with the next item",
-             queue->path, (unsigned long long)generation, (unsigned long long)offset,
-             (unsigned long long)items);
+    mpq_fail(
+        error, MPQ_CORRUPT,
+        "%s: damage in segment %llu at offset %llu: %llu item(s) lost, counted and passed; the "
+        "bytes are in corrupt/ when there was room. Reading goes on with the next item",
+        queue->path, (unsigned long long)generation, (unsigned long long)offset,
+        (unsigned long long)items);
     if (error != NULL) {
         error->generation = generation;
         error->offset = offset;
@@ -105,8 +106,8 @@ static void mark_damaged(struct mpq_queue *queue, uint64_t generation)
 
 /* Books the seqs read_seq..next_seq - 1, which lay in from..to, as lost unless they were settled
  * before. The walk goes on at `to`. */
-static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to,
-                       uint64_t next_seq, struct mpq_error *error)
+static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to, uint64_t next_seq,
+                       struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
     const uint64_t first = consumer->read_seq;
@@ -187,8 +188,8 @@ static mpq_status cross_damage(struct mpq_consumer *consumer, struct mpq_segment
     struct mpq_seen seen;
     uint64_t found = 0;
     if (segment != NULL)
-        found = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit,
-                               consumer->read_seq, true, &seen);
+        found = mpq_frame_scan(queue, segment, offset + MPQ_FRAME_ALIGN, limit, consumer->read_seq,
+                               true, &seen);
     if (found != 0) {
         to = MPQ_POSITION(generation, found);
         next_seq = seen.header.seq;
@@ -225,8 +226,7 @@ static enum step settle_gap(struct mpq_consumer *consumer, struct step_out *out)
     if ((out->seen.header.flags & MPQ_FLAG_BATCH_FIRST) != 0)
         mpq_gap_frames(consumer->queue, out->segment, out->offset, &out->seen);
     bool before = mpq_acked(consumer->queue, seq);
-    mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent,
-                     MPQ_ENTRY_SETTLED);
+    mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent, MPQ_ENTRY_SETTLED);
     if (!before)
         mpq_settle(consumer, seq, out->seen.extent, MPQ_SETTLE_GAP);
     return STEP_ON;
@@ -265,14 +265,13 @@ static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
     mpq_quarantine(queue, out->segment, out->offset, out->offset + out->seen.extent);
     if (!consumer->peeking)
         consumer->read_seq = header->seq;
-    mpq_status status = lose(consumer, consumer->read_position,
-                             consumer->read_position + (out->seen.extent >> 5), header->seq + 1,
-                             error);
+    mpq_status status =
+        lose(consumer, consumer->read_position, consumer->read_position + (out->seen.extent >> 5),
+             header->seq + 1, error);
     return status == MPQ_OK ? STEP_ON : stop(out, status);
 }
 
-static enum step step(struct mpq_consumer *consumer, struct step_out *out,
-                      struct mpq_error *error)
+static enum step step(struct mpq_consumer *consumer, struct step_out *out, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
     if (consumer->read_position >= consumer->limit) {
@@ -307,8 +306,7 @@ static enum step step(struct mpq_consumer *consumer, struct step_out *out,
     return status == MPQ_OK ? STEP_ON : stop(out, status);
 }
 
-static mpq_status walk(struct mpq_consumer *consumer, struct step_out *out,
-                       struct mpq_error *error)
+static mpq_status walk(struct mpq_consumer *consumer, struct step_out *out, struct mpq_error *error)
 {
     consumer->blocked_on_claim = consumer->blocked_on_window = false;
     enum step next;
@@ -492,8 +490,7 @@ static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *it
 static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
-    if (mpq_load(queue->control->sealed) == 0 || consumer->out != 0 ||
-        consumer->again_count != 0 ||
+    if (mpq_load(queue->control->sealed) == 0 || consumer->out != 0 || consumer->again_count != 0 ||
         consumer->read_position < mpq_tail_read(queue->control).position)
         return MPQ_EMPTY;
     return mpq_fail(error, MPQ_SEALED, "%s: sealed and drained: no item will come any more",
@@ -518,17 +515,16 @@ mpq_status mpq_reserve_try(struct mpq_consumer *consumer, struct mpq_item *item,
     return reserve_inside(consumer, item, told != NULL ? told : &local);
 }
 
-static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_item *items,
-                              uint32_t count, uint64_t max_bytes, uint32_t *taken,
-                              struct mpq_error *error)
+static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_item *items, uint32_t count,
+                              uint64_t max_bytes, uint32_t *taken, struct mpq_error *error)
 {
     *taken = 0;
     volatile uint64_t bytes = 0;
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     while (*taken < count) {
-        uint64_t room = max_bytes == 0 || *taken == 0        ? UINT64_MAX
-                        : max_bytes > bytes ? max_bytes - bytes
-                                            : 0;
+        uint64_t room = max_bytes == 0 || *taken == 0 ? UINT64_MAX
+                        : max_bytes > bytes           ? max_bytes - bytes
+                                                      : 0;
         status = reserve_one(consumer, &items[*taken], room, error);
         if (status != MPQ_OK)
             break;
@@ -579,8 +575,7 @@ mpq_status mpq_consumer_peek(struct mpq_consumer *consumer, struct mpq_item *ite
     return peek_inside(consumer, item, told != NULL ? told : &local);
 }
 
-static mpq_status skip_inside(struct mpq_consumer *consumer, uint64_t *seq,
-                              struct mpq_error *error)
+static mpq_status skip_inside(struct mpq_consumer *consumer, uint64_t *seq, struct mpq_error *error)
 {
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct step_out out;

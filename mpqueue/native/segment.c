@@ -354,7 +354,8 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
                               memory_order_relaxed);
     struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
     uint64_t state = atomic_load(&entry->state);
-    while (MPQ_STATE_CODE(state) != MPQ_RING_PREPARED || mpq_load(entry->generation) != generation) {
+    while (MPQ_STATE_CODE(state) != MPQ_RING_PREPARED ||
+           mpq_load(entry->generation) != generation) {
         mpq_store(entry->bytes, named_bytes);
         mpq_store(entry->freed_at, 0);
         mpq_store(entry->generation, generation);
@@ -366,8 +367,7 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
     return MPQ_OK;
 }
 
-static bool take_entry(struct mpq_queue *queue, struct mpq_ring_entry *entry,
-                       uint64_t generation)
+static bool take_entry(struct mpq_queue *queue, struct mpq_ring_entry *entry, uint64_t generation)
 {
     uint64_t state = atomic_load(&entry->state);
     unsigned code = MPQ_STATE_CODE(state);
@@ -415,8 +415,7 @@ mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uin
             mpq_wake(queue, &control->segment_event, &control->segment_waiting);
             return status;
         }
-        struct mpq_waiter waiter =
-            mpq_wait_arm(&control->segment_event, &control->segment_waiting);
+        struct mpq_waiter waiter = mpq_wait_arm(&control->segment_event, &control->segment_waiting);
         if (mpq_ring_ready(queue, generation))
             return MPQ_OK;
         const struct mpq_call slice = {UINT64_MAX, call->check, call->arg};

@@ -62,8 +62,8 @@ static void add_segments(struct mpq_queue *queue, struct mpq_stats *stats, uint6
             stats->disk_bytes += mpq_load(entry->bytes);
         }
     }
-    stats->disk_bytes += 2 * MPQ_PAGE + queue->control_bytes +
-                         2 * MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window);
+    stats->disk_bytes +=
+        2 * MPQ_PAGE + queue->control_bytes + 2 * MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window);
     stats->capacity_bytes = mpq_load(control->max_bytes);
     if (stats->capacity_bytes == 0)
         stats->capacity_bytes = (uint64_t)(mpq_load(control->max_segments) - 1) *
@@ -73,9 +73,9 @@ static void add_segments(struct mpq_queue *queue, struct mpq_stats *stats, uint6
 static uint64_t oldest_age(struct mpq_queue *queue, uint64_t position, uint64_t seq)
 {
     if (MPQ_POSITION_OFF(position) < MPQ_SEGMENT_FIRST)
-        position = MPQ_POSITION(
-            mpq_max64(MPQ_POSITION_GEN(position), mpq_load(queue->control->oldest_generation)),
-            MPQ_SEGMENT_FIRST);
+        position = MPQ_POSITION(mpq_max64(MPQ_POSITION_GEN(position),
+                                          mpq_load(queue->control->oldest_generation)),
+                                MPQ_SEGMENT_FIRST);
     uint64_t enqueued_at = 0;
     struct mpq_seen seen;
     pthread_mutex_lock(&queue->mutex);
@@ -83,8 +83,7 @@ static uint64_t oldest_age(struct mpq_queue *queue, uint64_t position, uint64_t 
          generation++, tries++) {
         struct mpq_segment *segment = mpq_segment_map(queue, generation, NULL);
         uint64_t offset = tries == 0 ? MPQ_POSITION_OFF(position) : MPQ_SEGMENT_FIRST;
-        if (segment != NULL &&
-            mpq_frame_see(queue, segment, offset, seq, &seen) == MPQ_SEE_FRAME &&
+        if (segment != NULL && mpq_frame_see(queue, segment, offset, seq, &seen) == MPQ_SEE_FRAME &&
             seen.code != MPQ_PAD)
             enqueued_at = seen.header.enqueued_at;
     }
@@ -117,8 +116,7 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->backlog_bytes = difference(tail.bytes, totals->settled_bytes);
     stats->reserved_items = mpq_load(control->reserved_items);
     stats->scheduled_items = tail.scheduled + consumer.scheduled;
-    stats->ready_items =
-        difference(stats->depth, stats->reserved_items + stats->scheduled_items);
+    stats->ready_items = difference(stats->depth, stats->reserved_items + stats->scheduled_items);
     stats->unsynced_items = difference(tail.items, mpq_load(control->durable_items));
     stats->unsynced_bytes = difference(tail.bytes, mpq_load(control->durable_bytes));
     stats->floor = consumer.floor;

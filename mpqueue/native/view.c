@@ -2,7 +2,8 @@
  *
  * A view keeps a second mapping of its segment, made through a description that holds a shared
  * lock on MPQ_BYTE_VIEWS. The mapping, and with it the lock, lives as long as a view does, in this
- * process or a forked child; reuse of the file needs the exclusive lock, so it is unlinked instead. */
+ * process or a forked child; reuse of the file needs the exclusive lock, so it is unlinked instead.
+ */
 #include <fcntl.h>
 
 #include "internal.h"

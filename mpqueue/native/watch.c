@@ -106,10 +106,7 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
 mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call *call,
                             struct mpq_error *error)
 {
-    mpq_status status = mpq_consumer_check(consumer, error);
-    if (status != MPQ_OK)
-        return status;
-    status = mpq_enter(consumer->queue, call, error);
+    mpq_status status = mpq_consumer_enter(consumer, error);
     if (status != MPQ_OK)
         return status;
     status = wait_inside(consumer, call, error);
@@ -120,12 +117,14 @@ mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call
 mpq_status mpq_checkpoint(struct mpq_consumer *consumer, const struct mpq_call *call,
                           struct mpq_error *error)
 {
-    mpq_status status = mpq_consumer_check(consumer, error);
-    if (status == MPQ_OK)
-        status = mpq_flush(consumer->queue, call, error);
+    mpq_status status = mpq_consumer_enter(consumer, error);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_flush(consumer->queue, call, error);
     for (int i = 0; i < 2 && status == MPQ_OK; i++)
         status = mpq_cursor_write(consumer, error);
     if (status == MPQ_OK)
         mpq_reclaim(consumer, false);
+    mpq_exit(consumer->queue);
     return status;
 }

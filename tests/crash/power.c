@@ -3,13 +3,16 @@
  * usage: power FIRST_SEED RUNS STATES [verbose]
  *
  * A run makes a small queue under the shadow table, plays random operations of two producers and a
- * consumer, and stops at a random call. From the wreck it builds crash states: only what is durable,
- * then random mixtures of durable and live pages (or sectors) and names. Each is opened under another
- * boot id, sometimes crashed again inside recovery, then drained and compared:
+ * consumer, and stops at a random call. From the wreck it builds crash states: only what is
+ * durable, then random mixtures of durable and live pages (or sectors) and names. Each is opened
+ * under another boot id, sometimes crashed again inside recovery, then drained and compared:
  *
- *   - what a put (sync, group) or a flush had returned for is delivered, unless its ack was asked for;
- *   - a durable ack is never undone; nothing is delivered twice in one drain, altered, or out of thin air;
- *   - batches are all or nothing; nothing counts as lost; new seqs are above all that were returned;
+ *   - what a put (sync, group) or a flush had returned for is delivered, unless its ack was asked
+ * for;
+ *   - a durable ack is never undone; nothing is delivered twice in one drain, altered, or out of
+ * thin air;
+ *   - batches are all or nothing; nothing counts as lost; new seqs are above all that were
+ * returned;
  *   - the next open finds nothing more to do.
  * A failure prints the seed and the state; the same arguments replay it. */
 #include <dirent.h>
@@ -56,7 +59,8 @@ static int verbose;
 
 static void fail(const struct run *run, int state, const char *what, uint64_t a, uint64_t b)
 {
-    fprintf(stderr, "FAILED seed %llu state %d policy %u: %s (%llu, %llu)\nreplay: power %llu 1 %d v\n",
+    fprintf(stderr,
+            "FAILED seed %llu state %d policy %u: %s (%llu, %llu)\nreplay: power %llu 1 %d v\n",
             (unsigned long long)run->seed, state, run->durability, what, (unsigned long long)a,
             (unsigned long long)b, (unsigned long long)run->seed, state + 1);
     exit(1);
@@ -211,8 +215,7 @@ static void consume_some(struct run *run)
     struct mpq_item items[16];
     uint32_t taken = 0, bad = 0;
     uint32_t want = 1 + (uint32_t)(shadow_random(run->world) % 16);
-    mpq_status status =
-        mpq_reserve_many_try(run->consumer, items, want, 0, &taken, &error);
+    mpq_status status = mpq_reserve_many_try(run->consumer, items, want, 0, &taken, &error);
     if (status != MPQ_OK && status != MPQ_EMPTY)
         fail(run, -1, error.message, status, 0);
     uint64_t seqs[16], tokens[16];
@@ -499,8 +502,8 @@ int main(int argc, char **argv)
         close(counts[0]);
         waitpid(child, &status, 0);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-            fprintf(stderr, "child of seeds %llu.. ended with status %x\n", (unsigned long long)seed,
-                    (unsigned)status);
+            fprintf(stderr, "child of seeds %llu.. ended with status %x\n",
+                    (unsigned long long)seed, (unsigned)status);
             rc = 1;
         }
     }

@@ -32,7 +32,8 @@ static void die(const char *what)
     abort();
 }
 
-/* Every call that changes files or makes them durable is a place to crash: before it takes effect. */
+/* Every call that changes files or makes them durable is a place to crash: before it takes effect.
+ */
 static void step(struct shadow *s)
 {
     s->calls++;
@@ -92,8 +93,8 @@ static void make_durable(struct shadow_file *file, uint64_t from, uint64_t to)
     file->durable_bytes = bytes;
     if (to > bytes)
         to = bytes;
-    if (to > from && pread(file->keep, file->durable + from, to - from, (off_t)from) !=
-                         (ssize_t)(to - from))
+    if (to > from &&
+        pread(file->keep, file->durable + from, to - from, (off_t)from) != (ssize_t)(to - from))
         die("pread");
 }
 
@@ -284,10 +285,12 @@ static int shadow_msync(mpq_io *io, void *address, size_t bytes)
         return -1;
     for (int i = 0; i < SHADOW_MAPS; i++) {
         uint8_t *base = s->maps[i].address;
-        if (base == NULL || (uint8_t *)address < base || (uint8_t *)address >= base + s->maps[i].bytes)
+        if (base == NULL || (uint8_t *)address < base ||
+            (uint8_t *)address >= base + s->maps[i].bytes)
             continue;
         uint64_t from = (uint64_t)((uint8_t *)address - base);
-        make_durable(file_of(s, s->maps[i].inode), from & ~4095ULL, (from + bytes + 4095) & ~4095ULL);
+        make_durable(file_of(s, s->maps[i].inode), from & ~4095ULL,
+                     (from + bytes + 4095) & ~4095ULL);
         return 0;
     }
     die("msync of an unknown mapping");
@@ -469,8 +472,8 @@ static void write_file(struct shadow *s, const char *root, const char *name, uin
         die("ftruncate");
     if (bytes != 0) {
         uint8_t *image = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        uint8_t *live = live_bytes == 0 ? NULL
-                                        : mmap(NULL, live_bytes, PROT_READ, MAP_SHARED, file->keep, 0);
+        uint8_t *live =
+            live_bytes == 0 ? NULL : mmap(NULL, live_bytes, PROT_READ, MAP_SHARED, file->keep, 0);
         if (image == MAP_FAILED || live == MAP_FAILED)
             die("mmap");
         static const uint8_t zeros[4096];

@@ -1,10 +1,10 @@
 /* shadow.h - an I/O table that knows what is durable.
  *
  * Files live in a directory of tmpfs. Beside them the shadow keeps, for each inode, the bytes that
- * a sync has covered, and the directory entries that a directory sync has covered. Nothing else makes
- * anything durable. A crash is: the shadow, plus each differing page (or 512-byte sector) and each
- * differing name taken from the live state by chance. Lock bytes are simulated, so that a whole world of
- * handles can die inside one process. */
+ * a sync has covered, and the directory entries that a directory sync has covered. Nothing else
+ * makes anything durable. A crash is: the shadow, plus each differing page (or 512-byte sector) and
+ * each differing name taken from the live state by chance. Lock bytes are simulated, so that a
+ * whole world of handles can die inside one process. */
 #ifndef SHADOW_H
 #define SHADOW_H
 
@@ -21,7 +21,7 @@
 
 struct shadow_file {
     uint64_t inode;
-    int keep;          /* descriptor that keeps it readable after unlink */
+    int keep; /* descriptor that keeps it readable after unlink */
     uint8_t *durable;
     uint64_t durable_bytes, room;
 };
@@ -41,8 +41,8 @@ struct shadow_lock {
 struct shadow {
     struct mpq_io io; /* first: the table is the shadow */
     uint64_t random;
-    uint64_t calls;     /* made so far */
-    uint64_t crash_at;  /* 0 = never */
+    uint64_t calls; /* made so far */
+    uint64_t crash_at; /* 0 = never */
     jmp_buf crash;
     char boot_id[40];
     struct shadow_file files[SHADOW_FILES];
@@ -70,8 +70,8 @@ uint64_t shadow_random(struct shadow *shadow);
 void shadow_start(struct shadow *shadow, const char *root, uint64_t seed);
 /* Everything live is durable: after materialising a crash state. */
 void shadow_adopt(struct shadow *shadow);
-/* Writes one crash state into `root`. percent: chance of each differing page or name to come from the live
- * state; 0 = only what is durable. unit: 4096 or 512. */
+/* Writes one crash state into `root`. percent: chance of each differing page or name to come from
+ * the live state; 0 = only what is durable. unit: 4096 or 512. */
 void shadow_crash(struct shadow *shadow, const char *root, unsigned percent, unsigned unit);
 void shadow_end(struct shadow *shadow);
 

@@ -1,0 +1,248 @@
+"""The native half. Use `mpqueue.Queue` and its consumers; names without underscore are theirs."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Final, Literal, NoReturn, Self, final, overload
+
+from typing_extensions import Buffer, disjoint_base
+
+from mpqueue.exceptions import Corrupt
+
+DEBUG: Final[bool]
+EVENT_LOSS: Final[int]
+EVENT_TAKEOVER: Final[int]
+EVENT_WEAK: Final[int]
+EVENT_LOCK_WAIT: Final[int]
+EVENT_RECOVERED: Final[int]
+EVENT_GATE: Final[int]
+ROLE_CONSUMER: Final[int]
+
+def destroy(path: bytes, /) -> str: ...
+def repair(
+    path: bytes, dry_run: bool = False, /
+) -> tuple[int, int, int, int, int, int, bool, bool]: ...
+def xxh64(data: Buffer, seed: int = 0, /) -> int: ...
+
+@disjoint_base
+class Queue:
+    _encode: Callable[[Any], Buffer] | None
+    def __init__(
+        self,
+        path: bytes,
+        create: bool = True,
+        options: dict[str, object] = ...,
+        allow_filesystem: str | None = None,
+    ) -> None: ...
+    @property
+    def uuid(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def gate_name(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
+    @overload
+    def put(
+        self,
+        item: Any,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        on_full: Literal["raise"] = "raise",
+        headers: Mapping[str, str] | None = None,
+    ) -> int: ...
+    @overload
+    def put(
+        self,
+        item: Any,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        on_full: Literal["drop"],
+        headers: Mapping[str, str] | None = None,
+    ) -> int | None: ...
+    @overload
+    def push(
+        self,
+        item: Any,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        on_full: Literal["raise"] = "raise",
+        headers: Mapping[str, str] | None = None,
+    ) -> int: ...
+    @overload
+    def push(
+        self,
+        item: Any,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        on_full: Literal["drop"],
+        headers: Mapping[str, str] | None = None,
+    ) -> int | None: ...
+    @overload
+    def put_nowait(
+        self,
+        item: Any,
+        *,
+        on_full: Literal["raise"] = "raise",
+        headers: Mapping[str, str] | None = None,
+    ) -> int: ...
+    @overload
+    def put_nowait(
+        self,
+        item: Any,
+        *,
+        on_full: Literal["drop"],
+        headers: Mapping[str, str] | None = None,
+    ) -> int | None: ...
+    @overload
+    def try_push(
+        self,
+        item: Any,
+        *,
+        on_full: Literal["raise"] = "raise",
+        headers: Mapping[str, str] | None = None,
+    ) -> int: ...
+    @overload
+    def try_push(
+        self,
+        item: Any,
+        *,
+        on_full: Literal["drop"],
+        headers: Mapping[str, str] | None = None,
+    ) -> int | None: ...
+    @overload
+    def put_many(
+        self,
+        items: Iterable[Any],
+        *,
+        atomic: Literal[True] = True,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> range: ...
+    @overload
+    def put_many(
+        self,
+        items: Iterable[Any],
+        *,
+        atomic: Literal[False],
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> list[range]: ...
+    @overload
+    def enqueue_bulk(
+        self,
+        items: Iterable[Any],
+        *,
+        atomic: Literal[True] = True,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> range: ...
+    @overload
+    def enqueue_bulk(
+        self,
+        items: Iterable[Any],
+        *,
+        atomic: Literal[False],
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> list[range]: ...
+    def flush(self) -> None: ...
+    def seal(self, undo: bool = False) -> None: ...
+    def close(self) -> None: ...
+    def _members(self) -> list[tuple[Any, ...]]: ...
+    def _options(self) -> dict[str, Any]: ...
+    def _set_options(self, options: dict[str, object], /) -> None: ...
+    def _stats(self) -> dict[str, Any]: ...
+    def _open_gate(self, name: str | None, /) -> None: ...
+    def _report_events(
+        self,
+        events: int,
+        lost_items: int,
+        lost_bytes: int,
+        holder: int,
+        torn_items: int,
+        at_most: int,
+        /,
+    ) -> None: ...
+    def __bool__(self) -> Literal[True]: ...
+    def __len__(self) -> int: ...
+
+@disjoint_base
+class Consumer:
+    on_loss: Callable[[Corrupt], object] | None
+    def __init__(
+        self,
+        queue: Queue,
+        wait: float | None = None,
+        views: bool = False,
+        on_loss: Callable[[Corrupt], object] | None = None,
+        item_type: type[Item] = ...,
+    ) -> None: ...
+    @property
+    def queue(self) -> Queue: ...
+    @property
+    def views(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    def reserve(self, timeout: float | None = None) -> Item | None: ...
+    def reserve_many(
+        self,
+        n: int,
+        *,
+        max_bytes: int | None = None,
+        linger: float = 0,
+        timeout: float | None = None,
+    ) -> list[Item]: ...
+    def take(self, timeout: float | None = None) -> Item | None: ...
+    def peek(self) -> Item | None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def skip(self) -> int | None: ...
+    def ack(self, item: Item, durable: bool = False) -> None: ...
+    def ack_many(self, items: Iterable[Item], durable: bool = False) -> None: ...
+    def ack_up_to(self, seq: int, /) -> int: ...
+    def nack(self, item: Item, /) -> None: ...
+    def rewind(self) -> tuple[int, int]: ...
+    def checkpoint(self) -> None: ...
+    def close(self) -> None: ...
+
+@disjoint_base
+class Item:
+    @property
+    def body(self) -> bytes:
+        """bytes, or a read-only memoryview from a consumer with views=True, which typed code
+        reads through memoryview(item.body)."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def enqueued_at(self) -> float: ...
+    @property
+    def headers(self) -> dict[str, str]: ...
+    @property
+    def settled(self) -> bool: ...
+    def ack(self, durable: bool = False) -> None: ...
+    def nack(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class View:
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...

@@ -1,0 +1,113 @@
+"""The command line: `mpqueue VERB`, also `python -m mpqueue VERB`.
+
+One module a verb, imported only when that verb is used. Data goes to stdout, talk to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Protocol, cast
+
+VERBS = {
+    "init": "create a queue",
+    "put": "append items from stdin or a file",
+    "get": "take items: write them, flush, then ack",
+    "peek": "look at what is next, without the consumer role",
+    "stats": "depth, rates, losses and who is attached",
+    "set": "change options of a queue",
+    "seal": "end the input for every process",
+    "destroy": "remove a queue from disk",
+    "verify": "check every byte and count again; changes nothing",
+    "repair": "settle damage once and for all, saving the damaged bytes",
+    "export": "write all items that are not acked, also from a damaged queue",
+    "doctor": "what is wrong, or could be, each with advice",
+    "bench": "measure this machine",
+    "demo": "many producers, one consumer, kills on the way: count what was lost",
+}
+
+
+class Verb(Protocol):
+    """What a verb's module offers."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Adds arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does the work; returns the exit code."""
+
+
+def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The argument tree; only the verbs in `configured` (None: all) get their arguments."""
+    parser = argparse.ArgumentParser(
+        prog="mpqueue",
+        description="A durable queue shared by processes: many producers, one consumer.",
+        epilog="Exit codes: 0 ok, 1 empty, 2 usage, 3 sealed, 4 consumer attached, 5 damage, "
+        "6 full, 7 refused to open, 74 I/O error, 124 timeout, 130 and 143 signals.",
+    )
+    parser.add_argument("--version", action=_Version)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, summary in VERBS.items():
+        child = verbs.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        if configured is None or name in configured:
+            verb = _verb(name)
+            verb.configure(child)
+            child.set_defaults(run=verb.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; argparse's own exits raise SystemExit."""
+    from mpqueue.cli import common
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser([word for word in words[:1] if word in VERBS])
+    args = parser.parse_args(words)
+    previous = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader went away: it knows why. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except common.Terminated:
+        return 128 + signal.SIGTERM
+    except Exception as error:
+        code = common.exit_code(error)
+        if code < 0:
+            raise
+        common.say(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return code
+
+
+def _verb(name: str) -> Verb:
+    return cast(Verb, importlib.import_module(f"mpqueue.cli.{name}"))
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    from mpqueue.cli import common
+
+    raise common.Terminated
+
+
+class _Version(argparse.Action):
+    """Prints the version; read from the package only when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and exit")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import mpqueue
+
+        print(f"mpqueue {mpqueue.__version__}")
+        parser.exit()

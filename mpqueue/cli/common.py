@@ -1,0 +1,238 @@
+"""What the verbs share: exit codes, units, the PATH argument, options, talk on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import mpqueue
+
+OK = 0
+EMPTY = 1
+USAGE = 2
+SEALED = 3
+BUSY = 4
+DAMAGE = 5
+FULL = 6
+REFUSED = 7
+IO_ERROR = 74
+TIMEOUT = 124
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS["d"] = 86400.0
+_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; raised where the program stands, so that every block is left in order."""
+
+
+class UsageError(Exception):
+    """The command line asks for something that cannot be."""
+
+
+class WorkerFailed(Exception):
+    """A process that the command started ended by itself with an error."""
+
+
+def exit_code(error: BaseException) -> int:
+    """Exit code that an exception stands for; -1 for a bug, which deserves its traceback."""
+    from mpqueue import exceptions
+
+    table: tuple[tuple[type[BaseException], int], ...] = (
+        (UsageError, USAGE),
+        (WorkerFailed, IO_ERROR),
+        (exceptions.Empty, EMPTY),
+        (exceptions.Sealed, SEALED),
+        (exceptions.ConsumerBusy, BUSY),
+        (exceptions.QueueInUse, BUSY),
+        (exceptions.Corrupt, DAMAGE),
+        (exceptions.Full, FULL),
+        (exceptions.TooLarge, USAGE),
+        (exceptions.LockTimeout, TIMEOUT),
+        (exceptions.NotAQueue, REFUSED),
+        (exceptions.FormatError, REFUSED),
+        (exceptions.OptionsMismatch, REFUSED),
+        (exceptions.UnsupportedFilesystem, REFUSED),
+        (exceptions.MpqueueError, IO_ERROR),
+        (OSError, IO_ERROR),
+    )
+    return next((code for kind, code in table if isinstance(error, kind)), -1)
+
+
+def say(text: str) -> None:
+    """One line of talk on stderr; silent when nobody listens there."""
+    with contextlib.suppress(OSError):
+        print(f"mpqueue: {text}", file=sys.stderr, flush=True)
+
+
+# ---- units --------------------------------------------------------------------------------------
+
+
+def duration(text: str) -> float:
+    """Seconds from "50ms", "10s", "5m", "1h" or a plain number of seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d|)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 50ms, 10s, 5m or 1h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def size(text: str) -> int:
+    """Bytes from "16M", "64K", "1G" (powers of 1,024) or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 64K, 16M or 1G")
+    return int(float(match[1]) * _BYTES[match[2].upper()])
+
+
+def whole(text: str) -> int:
+    """A number of things, at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return value
+
+
+def durability(text: str) -> tuple[str, float | None]:
+    """Policy and, for "interval:50ms", its interval in seconds."""
+    name, _, interval = text.partition(":")
+    if name not in ("sync", "group", "interval", "none") or (interval and name != "interval"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no durability; use sync, group, interval, interval:50ms or none"
+        )
+    return name, duration(interval) if interval else None
+
+
+def _mode(text: str) -> int:
+    try:
+        return int(text, 8)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no octal mode like 0660") from None
+
+
+def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    def optional(text: str) -> Any:
+        return None if text == "none" else convert(text)
+
+    return optional
+
+
+OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+    "segment_size": (size, "bytes of a segment, 64K to 1G"),
+    "max_segments": (whole, "how many segments may exist, at least 4"),
+    "keep_segments": (int, "freed segments kept for reuse"),
+    "capacity": (_or_none(whole), "how many items the queue may hold"),
+    "max_bytes": (_or_none(size), "how many bytes of frames it may hold"),
+    "max_item": (size, "largest item"),
+    "durability": (durability, "sync, group, interval[:50ms] or none"),
+    "interval_items": (whole, "items that may be unsynced under interval"),
+    "interval": (duration, "time that items may be unsynced under interval"),
+    "ack_window": (whole, "seqs above the floor in which acks are remembered"),
+    "ack_linger": (duration, "time after which acks are durable"),
+    "max_members": (whole, "entries of the member table"),
+    "retain": (duration, "how long acked segments are kept"),
+    "mode": (_mode, "file mode, octal"),
+}
+"""Options by name: how their text is read, and what they mean."""
+
+
+def option_values(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for Queue or set(): durability's interval becomes its own option."""
+    values = {}
+    for name, value in given.items():
+        if name == "durability":
+            values["durability"], interval = value
+            if interval is not None:
+                values["interval"] = interval
+        else:
+            values[name] = value
+    return values
+
+
+def environment_options() -> dict[str, Any]:
+    """Options from MPQUEUE_DURABILITY, MPQUEUE_SEGMENT_SIZE and so on."""
+    given = {}
+    for name, (convert, _) in OPTIONS.items():
+        text = os.environ.get("MPQUEUE_" + name.upper())
+        if text:
+            try:
+                given[name] = convert(text)
+            except (argparse.ArgumentTypeError, ValueError) as error:
+                raise UsageError(f"MPQUEUE_{name.upper()}: {error}") from None
+    return given
+
+
+# ---- the queue ----------------------------------------------------------------------------------
+
+
+def add_path(parser: argparse.ArgumentParser) -> None:
+    """The PATH argument; MPQUEUE_PATH stands in for it."""
+    default = os.environ.get("MPQUEUE_PATH")
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        nargs="?" if default else None,
+        default=default,
+        help="directory of the queue (default: MPQUEUE_PATH)",
+    )
+
+
+def open_queue(path: str) -> mpqueue.Queue:
+    """Opens an existing queue. Raises NotAQueue and everything that opening raises."""
+    import mpqueue
+
+    return mpqueue.Queue(path, create=False)
+
+
+# ---- output -------------------------------------------------------------------------------------
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def colour(text: str, code: str) -> str:
+    """`text` in an ANSI colour where stdout is a terminal and NO_COLOR is not set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
+
+
+def table(rows: list[tuple[str, Any]]) -> None:
+    """Names and values in two columns on stdout."""
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+def human_bytes(value: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def human_time(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,34 @@
+"""`mpqueue export`: every item that is not acked, read from the files; the queue stays as it is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mpqueue.cli import common, records
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments."""
+    common.add_path(parser)
+    parser.add_argument("--from", dest="start", metavar="SEQ", type=int, help="first seq to write")
+    parser.add_argument("--settled", action="store_true", help="also acked items still on disk")
+    records.add_format(parser, "jsonl", ("jsonl", "frame"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 5 when items that are owed could not be read; all others were written."""
+    from mpqueue.reader import inspect
+
+    out = sys.stdout.buffer
+    with inspect(args.path) as view:
+        for record in view.items(args.start, unacked_only=not args.settled):
+            records.write_item(out, record, args.format)
+        out.flush()
+        if view.unreadable:
+            common.say(
+                f"{args.path}: {view.unreadable} items are damaged and were left out; "
+                "'mpqueue verify' names them"
+            )
+            return common.DAMAGE
+    return common.OK

@@ -1,0 +1,28 @@
+"""`mpqueue init`: create a queue with the given options."""
+
+from __future__ import annotations
+
+import argparse
+
+from mpqueue.cli import common
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments."""
+    common.add_path(parser)
+    for name, (convert, text) in common.OPTIONS.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=convert, metavar="X", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Creates the queue, or agrees with the one that is there."""
+    import mpqueue
+
+    given = common.environment_options()
+    for name in common.OPTIONS:
+        value = getattr(args, name)
+        if value is not None:
+            given[name] = value
+    with mpqueue.Queue(args.path, **common.option_values(given)) as queue:
+        common.say(f"{queue.path}: queue {queue.uuid} is ready")
+    return common.OK

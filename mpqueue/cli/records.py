@@ -1,0 +1,153 @@
+"""Items as bytes on a pipe: lines, NUL-separated, JSON lines, length-prefixed frames."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+from mpqueue.cli.common import UsageError
+
+CHUNK = 1 << 20
+FRAME_MAX = 1 << 31
+
+
+class Entry(NamedTuple):
+    """One item to put."""
+
+    body: bytes
+    headers: Mapping[str, str] | None
+
+
+def add_format(parser: argparse.ArgumentParser, default: str, formats: tuple[str, ...]) -> None:
+    """The mutually exclusive format flags; `args.format` gets the chosen one."""
+    group = parser.add_mutually_exclusive_group()
+    texts = {
+        "lines": "one item a line",
+        "null": "items end with a NUL byte",
+        "jsonl": "one JSON object a line: body or body_base64, headers",
+    }
+    for name, text in texts.items():
+        if name in formats:
+            mark = " (default)" if name == default else ""
+            group.add_argument(
+                f"--{name}", dest="format", action="store_const", const=name, help=text + mark
+            )
+    if "frame" in formats:
+        group.add_argument(
+            "--frame",
+            dest="format",
+            choices=("u32",),
+            help="a little-endian u32 length ahead of each item",
+        )
+    parser.set_defaults(format=default)
+
+
+def read_batches(descriptor: int, form: str) -> Iterator[list[Entry]]:
+    """Entries as they arrive: all that one read brought, so that a lone line never waits.
+
+    Raises UsageError for input that is not in the format, OSError.
+    """
+    if form == "u32":
+        yield from _read_frames(descriptor)
+        return
+    separator = b"\0" if form == "null" else b"\n"
+    number = 0
+    for parts in _read_split(descriptor, separator):
+        if form != "jsonl":
+            yield [Entry(part, None) for part in parts]
+            continue
+        entries = []
+        for part in parts:
+            number += 1
+            if part.strip():
+                entries.append(_from_json(part, number))
+        yield entries
+
+
+def _read_split(descriptor: int, separator: bytes) -> Iterator[list[bytes]]:
+    pending: list[bytes] = []
+    while chunk := os.read(descriptor, CHUNK):
+        first, *parts = chunk.split(separator)
+        pending.append(first)
+        if not parts:
+            continue
+        complete = [b"".join(pending), *parts[:-1]]
+        pending = [parts[-1]]
+        yield complete
+    rest = b"".join(pending)
+    if rest:
+        yield [rest]
+
+
+def _read_frames(descriptor: int) -> Iterator[list[Entry]]:
+    pending = bytearray()
+    while chunk := os.read(descriptor, CHUNK):
+        pending += chunk
+        entries = []
+        offset = 0
+        while len(pending) - offset >= 4:
+            (length,) = struct.unpack_from("<I", pending, offset)
+            if length > FRAME_MAX:
+                raise UsageError(f"a frame claims {length} bytes: is the input really u32 frames?")
+            if len(pending) - offset - 4 < length:
+                break
+            entries.append(Entry(bytes(pending[offset + 4 : offset + 4 + length]), None))
+            offset += 4 + length
+        del pending[:offset]
+        if entries:
+            yield entries
+    if pending:
+        raise UsageError("the input ends inside a frame; the items before it were put")
+
+
+def _from_json(line: bytes, number: int) -> Entry:
+    try:
+        value = json.loads(line)
+        headers = value.get("headers") or None
+        if headers is not None:
+            headers = {str(key): str(text) for key, text in headers.items()}
+        if "body_base64" in value:
+            return Entry(base64.b64decode(value["body_base64"], validate=True), headers)
+        return Entry(value["body"].encode(), headers)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"line {number} is no object with a string body or body_base64 ({error})"
+        ) from None
+
+
+def as_json(item: Any) -> dict[str, Any]:
+    """An item or record as JSON values; a body that is not UTF-8 becomes body_base64."""
+    body = bytes(item.body)
+    value: dict[str, Any] = {
+        "seq": item.seq,
+        "id": item.id,
+        "enqueued_at": item.enqueued_at,
+        "attempts": item.attempts,
+        "headers": dict(item.headers),
+    }
+    try:
+        value["body"] = body.decode()
+    except UnicodeDecodeError:
+        value["body_base64"] = base64.b64encode(body).decode()
+    return value
+
+
+def write_item(out: BinaryIO, item: Any, form: str) -> None:
+    """Writes one item in a format; does not flush."""
+    if form == "jsonl":
+        out.write(json.dumps(as_json(item), ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        out.write(b"\n")
+        return
+    body = bytes(item.body)
+    if form == "u32":
+        out.write(struct.pack("<I", len(body)))
+    out.write(body)
+    if form == "lines":
+        out.write(b"\n")
+    elif form == "null":
+        out.write(b"\0")

@@ -1,0 +1,91 @@
+"""`mpqueue stats`: counters and gauges of a queue, without the consumer role."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mpqueue.cli import common
+
+if TYPE_CHECKING:
+    import mpqueue.stats
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds arguments."""
+    common.add_path(parser)
+    parser.add_argument("--json", action="store_true", help="all of them as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads shared counters; where joining is not allowed, the files are counted instead."""
+    try:
+        with common.open_queue(args.path) as queue:
+            now = queue.stats()
+            stats: dict[str, Any] = now._asdict()
+            stats["sync_duration_seconds"] = _histogram(now.sync_duration_seconds)
+            stats["options"] = queue.options._asdict()
+            stats["attached"] = [member._asdict() for member in queue.members()]
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        common.say(f"{error}; counting the files instead")
+        stats = _counted(args.path)
+    if args.json:
+        common.print_json(stats)
+        return common.OK
+    rows: list[tuple[str, Any]] = []
+    for name, value in stats.items():
+        if name == "sync_duration_seconds":
+            rows.append(("flushes", value["count"]))
+            rows.append(("flush_seconds", round(value["sum"], 3)))
+        elif name == "options":
+            rows += [(f"option {key}", text) for key, text in value.items()]
+        elif name == "attached":
+            rows += [(f"member {member['pid']}", _member(member)) for member in value]
+        elif "bytes" in name and isinstance(value, int):
+            rows.append((name, f"{value} ({common.human_bytes(value)})"))
+        else:
+            rows.append((name, value))
+    common.table(rows)
+    return common.OK
+
+
+def _member(member: Mapping[str, Any]) -> str:
+    state = "alive" if member["alive"] else "dead"
+    role = "consumer" if member["consumer"] else "producer"
+    return f"{member['command']}, {role}, {state}, put {member['items_enqueued']} items"
+
+
+def _histogram(histogram: mpqueue.stats.Histogram) -> dict[str, Any]:
+    """Buckets by upper bound in seconds; JSON has no infinity, so the last one is "inf"."""
+    bounds = [f"{bound:g}" for bound in histogram.bounds]
+    return {
+        "count": histogram.count,
+        "sum": histogram.sum,
+        "buckets": dict(zip(bounds, histogram.counts, strict=True)),
+    }
+
+
+def _counted(path: str) -> dict[str, Any]:
+    from mpqueue.reader import inspect
+
+    with inspect(path) as view:
+        return {
+            **view.counters,
+            **view.counts()._asdict(),
+            "floor": view.acks.floor,
+            "options": dict(view.options),
+            "attached": [
+                {
+                    "pid": member.pid,
+                    "command": member.command,
+                    "consumer": member.role == "consumer",
+                    "alive": member.alive,
+                    "items_enqueued": member.enqueued_items,
+                }
+                for member in view.members
+            ],
+        }

@@ -1,0 +1,128 @@
+"""The options that a queue keeps, in the units of its users: float seconds, bytes, None = none.
+
+Owns the conversion to and from the stored form. Ranges are checked by the native half, which names
+the option and its bounds in a ValueError.
+"""
+
+from __future__ import annotations
+
+from mpqueue._record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal
+
+    Durability = Literal["none", "interval", "group", "sync"]
+
+__all__ = ["DURABILITIES", "Options", "from_native", "to_native"]
+
+DURABILITIES: tuple[Durability, ...] = ("none", "interval", "group", "sync")
+"""All policies; the place of each is its stored number."""
+
+_SECONDS = ("interval", "ack_linger", "retain", "lease_timeout", "dead_retain")
+_NUMBERS = (
+    "segment_size",
+    "capacity",
+    "max_bytes",
+    "max_item",
+    "max_segments",
+    "keep_segments",
+    "interval_items",
+    "ack_window",
+    "max_members",
+    "max_attempts",
+)
+_OPTIONAL = ("capacity", "max_bytes", "lease_timeout", "max_attempts", "dead_retain")
+_SECONDS_MAX = 1e9
+
+
+class Options(Record):
+    """The options of a queue, as every process sees them now."""
+
+    segment_size: int
+    """Bytes of a segment file; fixed at creation. Default 16 MiB."""
+    max_segments: int
+    """At most so many segment files. Default 64."""
+    keep_segments: int
+    """Freed segments kept for reuse. Default 2."""
+    capacity: int | None
+    """At most so many unacked items; None = no bound of its own."""
+    max_bytes: int | None
+    """At most so many bytes of unacked frames; None = no bound of its own."""
+    max_item: int
+    """Largest payload, bytes. Default 64 MiB."""
+    durability: Durability
+    """When a put returns: "sync", "group" (default), "interval" or "none"."""
+    interval_items: int
+    """Policy interval: at most so many items exposed to a power cut. Default 1,000."""
+    interval: float
+    """Policy interval: flush at least so often while calls are made, seconds. Default 0.1."""
+    ack_window: int
+    """How far acks may run ahead of the oldest unacked item; fixed at creation. Default 32,768."""
+    ack_linger: float
+    """An ack is on disk within so many seconds, except under none. Default 0.01."""
+    max_members: int
+    """Entries of the table of members; fixed at creation. Default 1,024."""
+    retain: float
+    """Keep acked segments for so many seconds. Default 0."""
+    lease_timeout: float | None
+    """A hand-out ends after so many seconds; None = never."""
+    max_attempts: int | None
+    """Hand-outs before an item becomes a dead letter; None = no bound."""
+    backoff: tuple[float, ...]
+    """Delays of repeated nacks, seconds; the last repeats."""
+    dead_retain: float | None
+    """Keep dead letters for so many seconds; None = for ever."""
+    mode: int
+    """Permission bits of the files; the directory has the matching x bits. Default 0o600."""
+
+
+def _nanoseconds(name: str, seconds: float) -> int:
+    value = float(seconds)
+    if not 0.0 <= value <= _SECONDS_MAX:
+        raise ValueError(f"option {name} is {seconds!r}: it takes seconds, 0 or more")
+    return round(value * 1e9)
+
+
+def to_native(options: Mapping[str, Any]) -> dict[str, object]:
+    """The stored form of some options. ValueError and TypeError name the option."""
+    stored: dict[str, object] = {}
+    for name, value in options.items():
+        if name == "durability":
+            if value not in DURABILITIES:
+                raise ValueError(
+                    f"option durability is {value!r}: it is one of {', '.join(DURABILITIES)}"
+                )
+            stored[name] = DURABILITIES.index(value)
+        elif name == "backoff":
+            stored["backoff_ns"] = tuple(_nanoseconds(name, step) for step in value)
+        elif name == "mode":
+            stored["file_mode"] = int(value) & 0o666
+        elif value is None and name in _OPTIONAL:
+            stored[f"{name}_ns" if name in _SECONDS else name] = 0
+        elif name in _SECONDS:
+            stored[f"{name}_ns"] = _nanoseconds(name, value)
+        elif name in _NUMBERS:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"option {name} is {value!r}: it takes a whole number >= 0")
+            stored[name] = value
+        else:
+            raise TypeError(f"no option is called {name!r}")
+    return stored
+
+
+def from_native(stored: Mapping[str, Any]) -> Options:
+    """Options from their stored form."""
+    values: dict[str, object] = {}
+    for name in Options.__annotations__:
+        if name == "durability":
+            values[name] = DURABILITIES[stored[name]]
+        elif name == "backoff":
+            values[name] = tuple(step / 1e9 for step in stored["backoff_ns"])
+        elif name == "mode":
+            values[name] = stored["file_mode"]
+        else:
+            value = stored[f"{name}_ns"] / 1e9 if name in _SECONDS else stored[name]
+            values[name] = None if name in _OPTIONAL and not value else value
+    return Options(**values)

@@ -1,0 +1,447 @@
+"""Queue: the handle of one process on a queue directory, and what acts on a path as a whole.
+
+The native half puts, flushes and counts. Here are paths, options, batches, the method names of
+`queue.Queue`, pickling, and what is said in the log. A handle starts no thread and needs no set-up
+after a fork: a forked child joins anew at its first call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+
+from mpqueue import _log, _native, semaphore
+from mpqueue.consumer import Consumer
+from mpqueue.exceptions import Closed, Empty
+from mpqueue.options import from_native, to_native
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, Self
+
+    from typing_extensions import Buffer
+
+    from mpqueue._native import Item
+    from mpqueue.exceptions import Corrupt
+    from mpqueue.options import Durability, Options
+    from mpqueue.stats import Member, Repair, Stats
+
+    Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+__all__ = ["Batch", "Queue", "destroy", "inspect", "repair"]
+
+_ALLOW_FILESYSTEM = "MPQUEUE_ALLOW_FILESYSTEM"
+_JOIN_SLICE = 0.05
+
+
+def _absolute(path: Path) -> bytes:
+    return os.path.abspath(os.fsencode(path))
+
+
+class Queue(_native.Queue):
+    """A durable queue in a directory: any number of processes put, one consumes.
+
+    Opening needs no server and no parent: every process opens the path itself, or inherits or
+    unpickles the handle. `len(q)` counts unacked items; `bool(q)` is always true.
+
+    >>> import mpqueue, tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     with mpqueue.Queue(directory + "/spool") as q:
+    ...         q.put(b"hello")
+    ...         with q.consumer() as c, c.reserve() as item:
+    ...             item.body
+    ...     mpqueue.destroy(directory + "/spool")
+    1
+    b'hello'
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        segment_size: int | None = None,
+        max_segments: int | None = None,
+        keep_segments: int | None = None,
+        capacity: int | None = None,
+        max_bytes: int | None = None,
+        max_item: int | None = None,
+        durability: Durability | None = None,
+        interval_items: int | None = None,
+        interval: float | None = None,
+        ack_window: int | None = None,
+        ack_linger: float | None = None,
+        max_members: int | None = None,
+        retain: float | None = None,
+        lease_timeout: float | None = None,
+        max_attempts: int | None = None,
+        backoff: tuple[float, ...] | None = None,
+        dead_retain: float | None = None,
+        mode: int | None = None,
+        on_loss: Callable[[Corrupt], object] | None = None,
+    ) -> None:
+        """Open the queue at `path`, or make it when `create` is true and nothing is there.
+
+        Options (see `mpqueue.Options`; sizes in bytes, durations in seconds) count at creation. An
+        existing queue must agree with those that are given. on_loss is the default of consumer().
+
+        Blocks while another process recovers or destroys the queue, and while this one recovers it
+        after an operating-system crash.
+
+        Raises NotAQueue, FormatError, OptionsMismatch, UnsupportedFilesystem, NoSpace, ValueError
+        for an option out of range, OSError; on any of them nothing that existed was changed.
+        """
+        given: dict[str, Any] = {
+            "segment_size": segment_size,
+            "max_segments": max_segments,
+            "keep_segments": keep_segments,
+            "capacity": capacity,
+            "max_bytes": max_bytes,
+            "max_item": max_item,
+            "durability": durability,
+            "interval_items": interval_items,
+            "interval": interval,
+            "ack_window": ack_window,
+            "ack_linger": ack_linger,
+            "max_members": max_members,
+            "retain": retain,
+            "lease_timeout": lease_timeout,
+            "max_attempts": max_attempts,
+            "backoff": backoff,
+            "dead_retain": dead_retain,
+            "mode": mode,
+        }
+        self._given = {name: value for name, value in given.items() if value is not None}
+        self._create = create
+        self._on_loss = on_loss
+        self._consumer: Callable[[], Consumer | None] = lambda: None
+        self._consumer_pid = -1
+        self._undone: deque[Item] = deque()  # handed out by get(), oldest first
+        self._get_consumer: Consumer | None = None
+        self._get_pid = -1
+        # One lock a process: a forked child must not inherit one that a thread of its parent held.
+        self._role_locks: dict[int, threading.Lock] = {}
+        self._gated = False
+        super().__init__(
+            _absolute(path),
+            create=create,
+            options=to_native(self._given),
+            allow_filesystem=os.environ.get(_ALLOW_FILESYSTEM),
+        )
+        self._gated = semaphore.ensure(self.gate_name, self._options()["file_mode"])
+        self._open_gate(self.gate_name if self._gated else None)
+
+    # ---- consuming
+
+    def consumer(
+        self,
+        wait: float | None = None,
+        views: bool = False,
+        on_loss: Callable[[Corrupt], object] | None = None,
+    ) -> Consumer:
+        """Take the consumer role. One process at a time, one consumer a handle.
+
+        wait: seconds to stand by for a live holder to end; None raises ConsumerBusy at once.
+        views: hand out read-only memoryviews over the segments instead of bytes; they stay valid
+        after ack, close and exit of the consumer.
+        on_loss: called with each Corrupt instead of it being raised from reserve.
+        """
+        import weakref
+
+        consumer = Consumer(self, wait=wait, views=views, on_loss=on_loss or self._on_loss)
+        self._consumer = weakref.ref(consumer)
+        self._consumer_pid = os.getpid()
+        return consumer
+
+    def _own_consumer(self) -> Consumer | None:
+        """The open consumer of this handle in this process, which may be a forked child's."""
+        consumer = self._consumer()
+        if consumer is None or consumer.closed or self._consumer_pid != os.getpid():
+            return None
+        return consumer
+
+    def _role(self) -> Consumer:
+        """The consumer behind get(), taken on first use and kept until close()."""
+        with self._role_locks.setdefault(os.getpid(), threading.Lock()):
+            role = self._get_consumer
+            if role is None or self._get_pid != os.getpid() or role.closed:
+                role = self.consumer()
+                self._get_consumer = role
+                self._get_pid = os.getpid()
+                self._undone = deque()
+            return role
+
+    def get(self, block: bool = True, timeout: float | None = None) -> bytes:
+        """Take the next payload, as `queue.Queue.get` does; task_done() acks it.
+
+        The first call takes the consumer role for this handle and keeps it until close(). Payloads
+        without task_done() come again: after close(), a crash, or in the next consumer.
+
+        Raises Empty when nothing came in time, Sealed, ConsumerBusy, Corrupt.
+        """
+        item = self._role().reserve(timeout if block else 0)
+        if item is None:
+            raise Empty(f"{self.path}: nothing was ready in time")
+        self._undone.append(item)
+        return item.body
+
+    def get_nowait(self) -> bytes:
+        """get(block=False)."""
+        return self.get(block=False)
+
+    def task_done(self) -> None:
+        """Ack the oldest payload from get() that has not been acked. ValueError when none is."""
+        try:
+            item = self._undone.popleft()
+        except IndexError:
+            raise ValueError(
+                "task_done() called too many times: every payload from get() has been acked"
+            ) from None
+        item.ack()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Block until every item is settled, in whatever process. False when the time is up."""
+        if timeout is not None and not timeout >= 0:
+            raise ValueError("a timeout is a number of seconds >= 0, or None to wait for ever")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.001
+        while len(self):
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                pause = min(pause, left)
+            if self.closed:
+                raise Closed(f"{self.path}: the queue was closed while join() waited")
+            time.sleep(pause)
+            pause = min(pause * 2, _JOIN_SLICE)
+        return True
+
+    def qsize(self) -> int:
+        """Items that are ready now; `len(q)` counts those in hand too."""
+        return int(self._stats()["ready_items"])
+
+    def empty(self) -> bool:
+        """Nothing is ready now."""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """`capacity` or `max_bytes` is reached now. Advisory, as in `queue.Queue`."""
+        bounds, now = self._options(), self._stats()
+        capacity, max_bytes = bounds["capacity"], bounds["max_bytes"]
+        return bool(
+            (capacity and now["depth"] >= capacity)
+            or (max_bytes and now["backlog_bytes"] >= max_bytes)
+        )
+
+    def checkpoint(self) -> None:
+        """Flush, persist all acks, and give back the disk space that they free.
+
+        Uses the consumer of this handle, or takes the role for the moment. Raises ConsumerBusy
+        when another process has it, FlushFailed, Poisoned.
+        """
+        consumer = self._own_consumer()
+        if consumer is not None:
+            consumer.checkpoint()
+            return
+        with self.consumer() as temporary:
+            temporary.checkpoint()
+
+    # ---- putting
+
+    def batch(self, timeout: float | None = None) -> Batch:
+        """Collect items and put them as one: all or nothing, one flush, on leaving `with`.
+
+        >>> with q.batch() as b:  # doctest: +SKIP
+        ...     b.append(b"one")
+        ...     b.append(b"two")
+
+        Nothing is put when the body raises. timeout: as for put_many(), on commit.
+        """
+        return Batch(self, timeout)
+
+    # ---- looking
+
+    @property
+    def options(self) -> Options:
+        """The options of the queue now."""
+        return from_native(self._options())
+
+    def set_options(self, **changes: Any) -> None:
+        """Change options for all processes, durably; they see it at their next call.
+
+        None stands for "no bound" where an option can be absent. segment_size, ack_window and
+        max_members are fixed: ValueError.
+        """
+        self._set_options(to_native(changes))
+
+    def stats(self) -> Stats:
+        """Counters and gauges now; after close() those from when it began."""
+        from mpqueue.stats import from_native as stats_from_native
+
+        return stats_from_native(self._stats())
+
+    def members(self) -> list[Member]:
+        """Who is attached, as far as the table of members has room."""
+        from mpqueue.stats import member
+
+        return [member(entry, _native.ROLE_CONSUMER) for entry in self._members()]
+
+    # ---- the handle
+
+    def close(self) -> None:
+        """Leave the queue. Local and idempotent; other processes go on, sealing is seal().
+
+        Flushes what this handle published, closes its consumer (items in hand are ready again),
+        and ends its blocked calls with Closed. Views stay valid. Raises FlushFailed or Poisoned
+        when the flush failed; the handle is closed all the same.
+        """
+        try:
+            super().close()
+        finally:
+            self._undone.clear()
+            self._get_consumer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (type(self), self.path, self._create, self._given)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<mpqueue.Queue {self.path!r} closed>"
+        return f"<mpqueue.Queue {self.path!r} depth={len(self)}>"
+
+    def _report_events(
+        self,
+        events: int,
+        lost_items: int,
+        lost_bytes: int,
+        holder: int,
+        torn_items: int,
+        at_most: int,
+    ) -> None:
+        """Say in the log what the native half noticed; it calls this on its slow paths."""
+        path = self.path
+        if events & _native.EVENT_LOSS:
+            _log.warn(
+                "%s: damage met and passed: %d items, %d bytes lost so far; run `mpqueue verify`",
+                path,
+                lost_items,
+                lost_bytes,
+            )
+        if events & _native.EVENT_RECOVERED:
+            _log.warn(
+                "%s: recovered after a crash: %d items were torn, at most %d may be missing",
+                path,
+                torn_items,
+                at_most,
+            )
+        if events & _native.EVENT_TAKEOVER:
+            _log.warn("%s: the header lock was taken over from a dead process", path)
+        if events & _native.EVENT_LOCK_WAIT:
+            _log.warn(
+                "%s: waited more than 10 s for the header lock, held by process %d: is it stopped?",
+                path,
+                holder,
+            )
+        if events & _native.EVENT_WEAK:
+            _log.warn(
+                "%s: this filesystem cannot pin lock bytes by a mapping: descriptors are kept and "
+                "segment files are not reused",
+                path,
+            )
+        if events & _native.EVENT_GATE and self._gated:  # else said when it could not be made
+            _log.warn(
+                "%s: its semaphore is missing or belongs to another /dev/shm: waits for the header "
+                "lock use a futex; containers should share /dev/shm",
+                path,
+            )
+
+
+def _reopen(kind: type[Queue], path: str, create: bool, given: dict[str, Any]) -> Queue:
+    return kind(path, create=create, **given)
+
+
+class Batch:
+    """Items to be put as one; made by `Queue.batch()`."""
+
+    def __init__(self, queue: Queue, timeout: float | None) -> None:
+        self._queue = queue
+        self._timeout = timeout
+        self._items: list[Any] = []
+        self._pid = os.getpid()
+        self.seqs: range | None = None
+        """Seqs of the items once they are put, None before."""
+
+    def append(self, item: Buffer) -> None:
+        """Add one item; bytes-like objects are copied now. TooLarge comes on leaving `with`."""
+        self._check_process()
+        if type(item) is not bytes and self._queue._encode is None:
+            item = bytes(memoryview(item))
+        self._items.append(item)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        items, self._items = self._items, []
+        if kind is None:
+            self._check_process()
+            self.seqs = self._queue.put_many(items, timeout=self._timeout)
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise Closed(
+                f"{self._queue.path}: this batch belongs to the parent process; start one here"
+            )
+
+
+def destroy(path: Path) -> None:
+    """Remove the queue at `path` with all its items, and its semaphore.
+
+    The directory goes too when nothing foreign is in it. Raises QueueInUse while any process, this
+    one included, has the queue open: nothing is removed then. Raises NotAQueue, OSError.
+    """
+    name = _native.destroy(_absolute(path))
+    if name:
+        semaphore.unlink(name)
+
+
+def inspect(path: Path) -> Any:
+    """A read-only view of the queue at `path`; it never attaches and needs no live process."""
+    from mpqueue import reader
+
+    return reader.inspect(path)
+
+
+def repair(path: Path, *, dry_run: bool = False) -> Repair:
+    """Verify every byte, save damage in corrupt/, book each loss once, clear poison.
+
+    Needs the queue alone: raises QueueInUse otherwise. dry_run only reports and changes nothing.
+    """
+    from mpqueue.stats import Repair
+
+    fields = _native.repair(_absolute(path), dry_run)
+    return Repair(**dict(zip(Repair.__annotations__, fields, strict=True)))

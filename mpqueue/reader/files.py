@@ -1,0 +1,238 @@
+"""The durable small files of a queue, read as they lie: meta and cursor.
+
+Owns parsing and the question whether a structure may be believed. It never writes, never locks,
+never maps (a file cut short under a mapping would kill the process). What is damaged but has a
+whole twin is a `Finding`; what leaves no truth at all raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from mpqueue import layout
+from mpqueue.exceptions import FormatError, NotAQueue
+
+
+class Finding(NamedTuple):
+    """One thing that `verify` has to say.
+
+    `severity` is "error" (damage to something still owed), "warning" (a twin or a bound is gone,
+    nothing is lost) or "note". `offset` (bytes) and `seq` are -1 where they do not apply.
+    """
+
+    severity: str
+    file: str
+    offset: int
+    seq: int
+    message: str
+
+
+class Meta(NamedTuple):
+    """The newest valid slot of `meta`. Times are wall clock ns."""
+
+    number: int
+    uuid: str
+    hash_seed: int
+    created_at: int
+    epoch: int
+    seq_mark: int
+    generation_mark: int
+    inode: int
+    device: int
+    poison_errno: int
+    poison_stage: str
+    sealed: bool
+    options: Mapping[str, Any]
+
+
+class Cursor(NamedTuple):
+    """One valid slot of `cursor`: what was settled when it was written."""
+
+    number: int
+    floor: int
+    floor_position: int
+    next_seq: int
+    durable_position: int
+    epoch: int
+    written_at: int
+    totals: Mapping[str, int]
+    bitmap: bytes
+    attempts: Mapping[int, int]
+    delivered_items: int
+    redelivered_items: int
+    nacked_items: int
+    loss_events: int
+
+
+xxh64: Callable[[bytes | memoryview, int], int] = xxhash.xxh64_intdigest
+"""XXH64 of some bytes with a seed below 2^64."""
+
+
+def read_file(path: Path, limit: int = -1) -> bytes:
+    """The bytes of a file, opened read-only. Raises OSError."""
+    with path.open("rb", buffering=0) as file:
+        data = file.read() if limit < 0 else file.read(limit)
+    return data or b""
+
+
+# ---- meta ---------------------------------------------------------------------------------------
+
+
+def read_meta(directory: Path) -> tuple[Meta, list[Finding]]:
+    """The newest valid meta slot, and a finding for a slot that is not.
+
+    Raises NotAQueue when there is no meta, FormatError when neither slot holds or a newer format
+    wrote them, OSError when the file cannot be read.
+    """
+    path = directory / "meta"
+    try:
+        data = read_file(path, 2 * layout.PAGE)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotAQueue(
+            f"{directory}: no queue here (no file 'meta'); check the path, or create one with "
+            "'mpqueue init'"
+        ) from None
+    good: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    for index in range(2):
+        offset = index * layout.PAGE
+        slot = data[offset : offset + layout.PAGE]
+        problem = "is cut short"
+        if len(slot) == layout.PAGE:
+            values = layout.META_SLOT.unpack(slot)
+            problem = "fails its hash"
+            if values["magic"] != layout.META_MAGIC:
+                problem = "has no meta magic"
+            elif values["hash"] == xxh64(slot[:-8], 0):
+                if values["version"] != layout.FORMAT_VERSION:
+                    raise FormatError(
+                        f"{path}: format version {values['version']}, this reader knows "
+                        f"{layout.FORMAT_VERSION}; use a newer mpqueue, nothing was touched"
+                    )
+                good.append(values)
+                continue
+        findings.append(
+            Finding("warning", "meta", offset, -1, f"slot {'AB'[index]} {problem}; its twin counts")
+        )
+    if not good:
+        raise FormatError(
+            f"{path}: neither slot is valid, so the queue cannot be opened; restore meta from a "
+            "backup of the same queue, nothing was touched"
+        )
+    best = max(good, key=lambda values: int(values["number"]))
+    return _meta(best), findings
+
+
+def _meta(values: Mapping[str, Any]) -> Meta:
+    stages = layout.STAGE_NAMES
+    stage = int(values["poison_stage"])
+    return Meta(
+        number=values["number"],
+        uuid=values["uuid"].hex(),
+        hash_seed=values["hash_seed"],
+        created_at=values["created_at"],
+        epoch=values["epoch"],
+        seq_mark=values["seq_mark"],
+        generation_mark=values["generation_mark"],
+        inode=values["inode"],
+        device=values["device"],
+        poison_errno=values["poison_errno"],
+        poison_stage=stages[stage] if stage < len(stages) else str(stage),
+        sealed=bool(values["sealed"]),
+        options=_options(layout.OPTIONS.unpack(values["options"])),
+    )
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under their public names: durations in float seconds, absent ones None."""
+    names = layout.DURABILITY_NAMES
+    durability = int(values["durability"])
+    return {
+        "segment_size": values["segment_size"],
+        "max_segments": values["max_segments"],
+        "keep_segments": values["keep_segments"],
+        "capacity": values["capacity"] or None,
+        "max_bytes": values["max_bytes"] or None,
+        "max_item": values["max_item"],
+        "durability": names[durability] if durability < len(names) else str(durability),
+        "interval_items": values["interval_items"],
+        "interval": values["interval_ns"] / 1e9,
+        "ack_window": values["ack_window"],
+        "ack_linger": values["ack_linger_ns"] / 1e9,
+        "max_members": values["max_members"],
+        "retain": values["retain_ns"] / 1e9,
+        "codec": values["codec"].rstrip(b"\0").decode("utf-8", "replace"),
+        "mode": values["file_mode"],
+    }
+
+
+# ---- cursor -------------------------------------------------------------------------------------
+
+
+def read_cursor(directory: Path, meta: Meta) -> tuple[Cursor | None, list[Finding]]:
+    """The newest valid cursor slot, or None; a finding for a slot that is damaged.
+
+    A slot of zeros was never written and is no damage. Raises OSError.
+    """
+    try:
+        data = read_file(directory / "cursor")
+    except FileNotFoundError:
+        return None, [
+            Finding("warning", "cursor", -1, -1, "is missing: every item will be delivered again")
+        ]
+    window = int(meta.options["ack_window"])
+    size = layout.cursor_slot_bytes(window)
+    best: Cursor | None = None
+    findings: list[Finding] = []
+    for index in range(2):
+        slot = data[index * size : (index + 1) * size]
+        if len(slot) == size and not any(slot):
+            continue
+        cursor = _cursor(slot, size, window, meta) if len(slot) == size else None
+        if cursor is None:
+            text = f"slot {'AB'[index]} does not validate; the other one counts, which can only "
+            findings.append(Finding("warning", "cursor", index * size, -1, text + "redeliver"))
+        elif best is None or cursor.number > best.number:
+            best = cursor
+    return best, findings
+
+
+def _cursor(slot: bytes, size: int, window: int, meta: Meta) -> Cursor | None:
+    values = layout.CURSOR_SLOT.unpack(slot)
+    at = layout.CURSOR_SLOT.offset("hash")
+    blank = slot[:at] + bytes(8) + slot[at + 8 :]
+    if (
+        values["magic"] != layout.CURSOR_MAGIC
+        or values["version"] != layout.FORMAT_VERSION
+        or values["slot_bytes"] != size
+        or values["window"] != window
+        or values["uuid"] != bytes.fromhex(meta.uuid)
+        or values["attempts_count"] > layout.CURSOR_ATTEMPTS
+        or values["hash"] != xxh64(blank, meta.hash_seed)
+    ):
+        return None
+    start = layout.CURSOR_HEADER + window // 8
+    entries = (
+        layout.CURSOR_ATTEMPT.unpack(slot, start + index * layout.CURSOR_ATTEMPT.size)
+        for index in range(values["attempts_count"])
+    )
+    return Cursor(
+        number=values["number"],
+        floor=values["floor"],
+        floor_position=values["floor_position"],
+        next_seq=values["next_seq"],
+        durable_position=values["durable_position"],
+        epoch=values["epoch"],
+        written_at=values["written_at"],
+        totals=layout.TOTALS.unpack(values["totals"]),
+        bitmap=slot[layout.CURSOR_HEADER : start],
+        attempts={entry["seq"]: entry["attempts"] for entry in entries},
+        delivered_items=values["delivered_items"],
+        redelivered_items=values["redelivered_items"],
+        nacked_items=values["nacked_items"],
+        loss_events=values["loss_events"],
+    )

@@ -1,0 +1,275 @@
+"""`verify`: every structure checked, every frame hashed, everything owed counted again.
+
+Changes no byte. What it finds on a live queue is looked at twice, because a segment may be
+reclaimed while it is read: only what is still above the floor afterwards is reported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpqueue import layout
+from mpqueue.reader.acks import Acks
+from mpqueue.reader.files import Finding
+from mpqueue.reader.inspect import Counts, Inspection, Tally
+from mpqueue.reader.segment import SEGMENT_NAME, list_segments, open_segment
+from mpqueue.reader.walk import DAMAGED, GAP, LOST, Frame, Walk
+
+# What may lie in a queue directory besides segments.
+_KNOWN = {"meta", "control", "cursor", "corrupt", "dead"}
+_TEMPORARY = ("preparing-", "making-")
+
+
+class SegmentCount(NamedTuple):
+    """Recount of one segment; bytes are frame extents of what is owed, `size` is the file's."""
+
+    generation: int
+    size: int
+    epoch: int
+    items: int
+    settled: int
+    gaps: int
+    damaged: int
+    lost: int
+    backlog_bytes: int
+
+
+class Report(NamedTuple):
+    """What `verify` found. `damage` is true when something that is still owed is damaged."""
+
+    path: str
+    uuid: str
+    trusted: bool
+    deep: bool
+    findings: tuple[Finding, ...]
+    counts: Counts
+    segments: tuple[SegmentCount, ...]
+    stated: Mapping[str, int]
+
+    @property
+    def damage(self) -> bool:
+        """Whether any finding is an error."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values for JSON."""
+        return {
+            "path": self.path,
+            "uuid": self.uuid,
+            "live_control": self.trusted,
+            "deep": self.deep,
+            "damage": self.damage,
+            "counts": self.counts._asdict(),
+            "stated": dict(self.stated),
+            "segments": [segment._asdict() for segment in self.segments],
+            "findings": [finding._asdict() for finding in self.findings],
+        }
+
+
+def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool = True) -> Report:
+    """Checks a queue directory and counts again what it owes.
+
+    `deep` hashes every body; without it headers only, at the speed of the walk. Safe on a live
+    queue and on a read-only copy. Raises NotAQueue, FormatError, OSError.
+    """
+    with Inspection(path) as inspection:
+        findings = list(inspection.findings)
+        findings += _structure(inspection)
+        walk = inspection.walk(deep=deep)
+        tallies: dict[int, Tally] = {}
+        tally = Tally(inspection.acks)
+        generation = -1
+        for frame in walk:
+            if frame.generation != generation:
+                generation = frame.generation
+                tally = tallies.setdefault(generation, Tally(inspection.acks))
+            owed = tally.add(frame)
+            if frame.kind in (DAMAGED, LOST, GAP):
+                finding = _frame_finding(frame, owed)
+                if finding is not None:
+                    findings.append(finding)
+        total = Tally(inspection.acks)
+        for tally in tallies.values():
+            total.include(tally)
+        for summary in walk.segments:
+            findings += summary.findings
+        counts = total.counts(inspection.acks.acked_above_floor())
+        segments = _per_segment(walk, tallies, inspection.acks)
+        findings += _bounds(inspection, walk)
+        findings, moved = _second_look(inspection, findings)
+        stated = _stated(inspection)
+        if not moved:
+            findings += _compare(counts, stated)
+        findings.sort(key=lambda finding: ("error", "warning", "note").index(finding.severity))
+        return Report(
+            path=str(inspection.path),
+            uuid=inspection.meta.uuid,
+            trusted=inspection.trusted,
+            deep=deep,
+            findings=tuple(findings),
+            counts=counts,
+            segments=segments,
+            stated=stated,
+        )
+
+
+def _frame_finding(frame: Frame, owed: int) -> Finding | None:
+    name = layout.segment_name(frame.generation)
+    last = frame.seq + frame.span - 1
+    if frame.kind == GAP:
+        if not owed:
+            return None
+        text = (
+            "the producer of this item died or failed before it was published; it was never "
+            "accepted, and the consumer will pass it"
+        )
+        return Finding("note", name, frame.offset, frame.seq, text)
+    if frame.kind == DAMAGED:
+        text = f"the body of item {frame.seq} ({frame.length} bytes) fails its hash"
+    elif frame.extent:
+        text = f"{frame.extent} bytes are unreadable: items {frame.seq} to {last} are gone"
+    else:
+        text = f"items {frame.seq} to {last} are gone: the file that held them is missing or short"
+    if not owed:
+        return Finding("note", name, frame.offset, frame.seq, text + "; they were settled before")
+    text += (
+        f"; {owed} lost, the consumer will report it once and go on; 'mpqueue repair' settles it "
+        "now and saves the bytes"
+    )
+    return Finding("error", name, frame.offset, frame.seq, text)
+
+
+def _structure(inspection: Inspection) -> list[Finding]:
+    """Control, poison, and files that do not belong here."""
+    findings: list[Finding] = []
+    meta, control = inspection.meta, inspection.control
+    if control is None:
+        text = "is missing or too short; the next open rebuilds it from the other files"
+        findings.append(Finding("note", "control", -1, -1, text))
+    elif not control.current:
+        text = f"is not used: {control.reason}; the next open rebuilds it from the other files"
+        findings.append(Finding("note", "control", -1, -1, text))
+    failed = meta.poison_errno
+    if inspection.source.control is not None:
+        failed = failed or inspection.source.control.values["poison_errno"]
+    if failed:
+        text = (
+            f"the queue is poisoned: a flush failed with {os.strerror(failed)}; check the disk, "
+            "close every process that uses the queue, then open it again to prove the bytes"
+        )
+        findings.append(Finding("error", "meta", -1, -1, text))
+    for name in sorted(os.listdir(inspection.path)):
+        if name in _KNOWN or SEGMENT_NAME.fullmatch(name) or name.startswith(_TEMPORARY):
+            continue
+        findings.append(Finding("note", name, -1, -1, "is no file of the queue; it is left alone"))
+    saved = _saved(inspection.path / "corrupt")
+    if saved:
+        text = f"holds {saved} saved extents of damaged bytes; delete them when looked at"
+        findings.append(Finding("note", "corrupt", -1, -1, text))
+    return findings
+
+
+def _saved(path: Path) -> int:
+    try:
+        return len(os.listdir(path))
+    except OSError:
+        return 0
+
+
+def _bounds(inspection: Inspection, walk: Walk) -> list[Finding]:
+    """Marks and headers of files beside the walk."""
+    findings: list[Finding] = []
+    meta = inspection.meta
+    walked = {summary.generation for summary in walk.segments}
+    for generation, name in list_segments(inspection.path).items():
+        if generation in walked:
+            continue
+        segment = open_segment(inspection.path, generation, meta)
+        if segment is not None:
+            if not segment.valid:
+                text = "has no valid static header; nothing in it is owed"
+                findings.append(Finding("note", name, -1, -1, text))
+            segment.close()
+    control = inspection.source.control
+    if control is not None and control.tail["next_seq"] > meta.seq_mark:
+        # Meta is raised ahead of the tail, and was read before control.
+        marks = inspection.__class__(inspection.path)
+        with marks:
+            if control.tail["next_seq"] > marks.meta.seq_mark:
+                text = f"seq mark {marks.meta.seq_mark} is below the tail"
+                findings.append(Finding("error", "meta", -1, control.tail["next_seq"], text))
+    if inspection.acks.floor > walk.next_seq:
+        text = f"the floor lies beyond the end of data ({walk.next_seq})"
+        findings.append(Finding("error", "cursor", -1, inspection.acks.floor, text))
+    return findings
+
+
+def _per_segment(walk: Walk, tallies: Mapping[int, Tally], acks: Acks) -> tuple[SegmentCount, ...]:
+    sizes = {summary.generation: summary.size for summary in walk.segments}
+    result = []
+    for generation in sorted(sizes.keys() | tallies.keys()):
+        tally = tallies.get(generation, Tally(acks))
+        counts = tally.counts(tally.settled)
+        result.append(
+            SegmentCount(
+                generation=generation,
+                size=sizes.get(generation, 0),
+                epoch=tally.epoch,
+                items=counts.ready + counts.claimed,
+                settled=counts.settled,
+                gaps=counts.gaps,
+                damaged=counts.damaged,
+                lost=counts.lost,
+                backlog_bytes=counts.backlog_bytes,
+            )
+        )
+    return tuple(result)
+
+
+def _second_look(inspection: Inspection, findings: list[Finding]) -> tuple[list[Finding], bool]:
+    """Drops what was reclaimed meanwhile; says whether the queue moved during the walk."""
+    if inspection.source.control is None:
+        return findings, False
+    with Inspection(inspection.path) as later:
+        if later.source.control is None:
+            return findings, True
+        before, after = inspection.source.control, later.source.control
+        moved = before.tail != after.tail or before.consumer != after.consumer
+        moved = moved or before.totals != after.totals
+        if not moved:
+            return findings, False
+        kept = []
+        for finding in findings:
+            match = SEGMENT_NAME.fullmatch(finding.file)
+            if match is not None:
+                place = layout.position(int(match[1]), max(finding.offset, 0))
+                if place < later.acks.floor_position:
+                    continue
+                if finding.seq >= 0 and later.acks.acked(finding.seq):
+                    continue
+            kept.append(finding)
+        return kept, True
+
+
+def _stated(inspection: Inspection) -> dict[str, int]:
+    """Depth and bytes as control's totals have them; empty where control is not believed."""
+    control = inspection.source.control
+    if control is None:
+        return {}
+    return {
+        "depth": max(0, control.tail["items"] - control.totals["settled_items"]),
+        "backlog_bytes": max(0, control.tail["bytes"] - control.totals["settled_bytes"]),
+    }
+
+
+def _compare(counts: Counts, stated: Mapping[str, int]) -> list[Finding]:
+    findings = []
+    for name, value in stated.items():
+        counted = getattr(counts, name)
+        if counted != value and not counts.lost:
+            text = f"{name} is stated as {value}, the frames count {counted}"
+            findings.append(Finding("warning", "control", -1, -1, text))
+    return findings

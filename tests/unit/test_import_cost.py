@@ -1,0 +1,59 @@
+"""Goal: importing and using mpqueue stays cheap.
+
+Method: list sys.modules in a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+from conftest import RunPython
+
+HEAVY = {
+    *("numpy", "asyncio", "argparse", "posix_ipc", "logging", "dataclasses", "typing", "enum"),
+    *("re", "inspect", "subprocess", "socket", "multiprocessing", "sqlite3", "json", "xxhash"),
+}
+
+
+def test_import_loads_nothing_heavy(run_python: RunPython) -> None:
+    loaded = run_python(
+        """
+        import sys, queue
+        before = set(sys.modules)
+        import mpqueue
+        print(*sorted(set(sys.modules) - before))
+        """
+    ).split()
+    assert "mpqueue._native" in loaded
+    assert not HEAVY & set(loaded), loaded
+    others = [name for name in loaded if not name.startswith("mpqueue")]
+    assert set(others) <= {"__future__", "errno"}, "a new dependency of import mpqueue"
+
+
+def test_putting_and_taking_load_no_logging_and_no_numpy(
+    run_python: RunPython, tmp_path: object
+) -> None:
+    loaded = run_python(
+        """
+        import sys
+        import mpqueue
+        with mpqueue.Queue(sys.argv[1], segment_size=65536) as q:
+            q.put(b"x", headers={"k": "v"})
+            with q.consumer() as c, c.reserve() as item:
+                assert item.body == b"x"
+            q.stats(), q.options, q.members()
+        print(*sorted(sys.modules))
+        """,
+        f"{tmp_path}/spool",
+    ).split()
+    assert not {"numpy", "asyncio", "argparse", "logging", "dataclasses"} & set(loaded)
+
+
+def test_version_comes_from_the_installed_metadata(run_python: RunPython) -> None:
+    printed = run_python(
+        """
+        import mpqueue
+        from importlib.metadata import version
+        assert mpqueue.__version__ == version("mpqueue")
+        print(mpqueue.__version__)
+        """
+    )
+    assert printed.strip()[0].isdigit()
