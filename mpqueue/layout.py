@@ -212,9 +212,7 @@ CURSOR_SLOT = Layout(
 )
 
 RING_ENTRY = Layout("mpq_ring_entry", 32, "state:Q generation:Q bytes:Q freed_at:Q")
-TAIL = Layout(
-    "mpq_tail", 64, "position:Q next_seq:Q items:Q bytes:Q scheduled:Q reserved:2Q check:Q"
-)
+TAIL = Layout("mpq_tail", 48, "position:Q next_seq:Q items:Q bytes:Q scheduled:Q check:Q")
 CONSUMER_RECORD = Layout(
     "mpq_consumer_record",
     128,
@@ -232,11 +230,11 @@ MEMBER = Layout(
 
 CONTROL = Layout(
     "mpq_control",
-    3072,
+    2816,
     "magic:Q version:I ring_entries:I uuid:16s meta_inode:Q meta_device:Q boot_id:40s hash_seed:Q "
     "segment_size:Q ack_window:I max_members:I members_offset:Q ring_offset:Q window_offset:Q "
     "attempts_offset:Q total_bytes:Q epoch:Q built_at:Q identity_hash:Q pad0:80s "
-    "~owner:Q ~tail_select:Q tail:128s "
+    "~owner:Q tail_select:Q tail:96s "
     "~poison_errno:I poison_stage:I sealed:I fault:I seq_mark:Q config_number:Q "
     "oldest_generation:Q epoch_first_seq:Q epoch_previous_seq:Q gateless:I "
     "~capacity:Q max_bytes:Q max_item:Q interval_ns:Q ack_linger_ns:Q retain_ns:Q "
@@ -246,7 +244,7 @@ CONTROL = Layout(
     "~delivered_items:Q redelivered_items:Q nacked_items:Q loss_events:Q reserved_items:Q "
     "read_position:Q read_seq:Q oldest_enqueued_at:Q blocked_on_claim:Q blocked_on_window:Q "
     "cursor_floor:Q cursor_writes:Q unreclaimed:Q corrupt_saved:Q corrupt_skipped:Q "
-    "~flush_owner:2Q flush_started:Q flush_done:Q durable_position:Q durable_items:Q "
+    "~flush_owner:Q reserved1:Q flush_started:Q flush_done:Q durable_position:Q durable_items:Q "
     "durable_bytes:Q flush_recent_ns:Q flushed_at_ns:Q torn_items:Q recovered_at_most:Q "
     "recoveries:Q "
     "~items_event:I items_waiting:I ~space_event:I space_waiting:I ~flush_event:I flush_waiting:I "
@@ -285,10 +283,10 @@ def header_seed(hash_seed: int, generation: int, offset: int) -> int:
 
 def record_check(words: Sequence[int]) -> int:
     """Check word of an A/B record in control, over the words before it."""
-    total = SEED_GENERATION
+    total = SEED_OFFSET
     for index, word in enumerate(words):
-        total = ((total ^ word) * SEED_OFFSET + index) & MASK64
-    return total
+        total += word * (SEED_GENERATION + 2 * index)
+    return total & MASK64
 
 
 def position(generation: int, offset: int) -> int:

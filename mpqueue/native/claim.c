@@ -70,27 +70,42 @@ static mpq_status room_left(struct mpq_queue *queue, const struct mpq_tail_now *
     return MPQ_OK;
 }
 
-/* A page that was just flushed or never touched faults at the next store: better here than
- * under the lock. Or-ing nothing into a word is harmless whoever owns it. */
-static void touch_ahead(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
-                        uint64_t bytes)
+static void touch(struct mpq_segment *segment, uint64_t offset, uint64_t bytes)
 {
     if (offset < MPQ_SEGMENT_FIRST || offset + bytes + MPQ_FRAME_HEADER > segment->bytes)
         return;
-    if (mpq_load(queue->control->durability) <= MPQ_DURABILITY_INTERVAL) {
-        if (MPQ_LIKELY(offset + bytes + MPQ_FRAME_HEADER <= segment->touched))
-            return;
-        uint64_t from = mpq_max64(segment->touched, offset) & ~(uint64_t)(MPQ_PAGE - 1);
-        uint64_t to = mpq_min64(from + mpq_max64(TOUCH_BYTES, bytes + MPQ_PAGE), segment->bytes);
-#ifdef MADV_POPULATE_WRITE
-        (void)queue->io->advise(queue->io, segment->base + from, to - from, MADV_POPULATE_WRITE);
-#endif
-        segment->touched = to;
-        return;
-    }
+    /* Or-ing nothing into a word is harmless whoever owns it. */
     for (uint64_t at = offset; at < offset + bytes; at += MPQ_PAGE)
         atomic_fetch_or_explicit((_Atomic uint64_t *)(void *)(segment->base + at), 0,
                                  memory_order_relaxed);
+}
+
+/* A page that was just flushed, or never touched, faults at the next store: better here than
+ * under the lock. Under sync and group the flush has just cleaned the tail's page; under none and
+ * interval pages are made ready in chunks, after a claim. */
+static void touch_before(struct mpq_queue *queue, uint64_t bytes)
+{
+    if (!mpq_visible_is_durable(queue) && bytes <= TOUCH_BYTES / 2)
+        return;
+    const uint64_t position = mpq_tail_position(queue->control);
+    struct mpq_segment *active = mpq_segment_mapped(queue, MPQ_POSITION_GEN(position));
+    if (active != NULL)
+        touch(active, MPQ_POSITION_OFF(position), bytes);
+}
+
+void mpq_touch_ahead(struct mpq_queue *queue, const struct mpq_claim *claim)
+{
+    struct mpq_segment *segment = claim->segment;
+    if (MPQ_LIKELY(claim->offset + TOUCH_BYTES / 2 <= segment->touched) ||
+        mpq_visible_is_durable(queue))
+        return;
+    const uint64_t from = mpq_max64(segment->touched, claim->offset) & ~(uint64_t)(MPQ_PAGE - 1);
+    const uint64_t to = mpq_min64(from + TOUCH_BYTES, segment->bytes);
+#ifdef MADV_POPULATE_WRITE
+    if (to > from)
+        (void)queue->io->advise(queue->io, segment->base + from, to - from, MADV_POPULATE_WRITE);
+#endif
+    segment->touched = mpq_max64(to, from + TOUCH_BYTES);
 }
 
 static void write_pad(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
@@ -267,10 +282,8 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
     uint64_t entered[ENTER_MAX + 1];
     /* One round a segment that must be mapped first; more only under a racing tail. */
     for (unsigned tries = 0; tries < 2 * ENTER_MAX; tries++) {
-        struct mpq_tail_now tail = mpq_tail_read(control);
-        struct mpq_segment *active = mpq_segment_mapped(queue, MPQ_POSITION_GEN(tail.position));
-        if (MPQ_LIKELY(active != NULL))
-            touch_ahead(queue, active, MPQ_POSITION_OFF(tail.position), bytes);
+        struct mpq_tail_now tail;
+        touch_before(queue, bytes);
         if (!mpq_lock_try(queue, wait)) {
             claim->need = MPQ_NEED_LOCK;
             return MPQ_AGAIN;

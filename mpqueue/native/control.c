@@ -138,22 +138,23 @@ void mpq_control_unmap(struct mpq_queue *queue)
 _Static_assert(offsetof(struct mpq_consumer_record, check) == 8 * (CONSUMER_WORDS - 1),
                "check follows the record's words");
 
-static uint64_t check_of(const uint64_t *words, unsigned count)
+/* One flipped bit changes the sum: its weight is an odd multiple of a power of two. */
+static inline uint64_t check_of(const uint64_t *words, unsigned count)
 {
-    uint64_t sum = MPQ_SEED_GENERATION;
+    uint64_t sum = MPQ_SEED_OFFSET;
     for (unsigned i = 0; i < count; i++)
-        sum = (sum ^ words[i]) * MPQ_SEED_OFFSET + i;
+        sum += words[i] * (MPQ_SEED_GENERATION + 2 * i);
     return sum;
 }
 
-static void store_half(_Atomic uint64_t *half, uint64_t *words, unsigned count)
+static inline void store_half(_Atomic uint64_t *half, uint64_t *words, unsigned count)
 {
     words[count - 1] = check_of(words, count - 1);
     for (unsigned i = 0; i < count; i++)
         mpq_store(half[i], words[i]);
 }
 
-static void load_half(const _Atomic uint64_t *half, uint64_t *words, unsigned count)
+static inline void load_half(const _Atomic uint64_t *half, uint64_t *words, unsigned count)
 {
     for (unsigned i = 0; i < count; i++)
         words[i] = atomic_load_explicit(&half[i], memory_order_acquire);
@@ -166,6 +167,18 @@ static bool proved(const _Atomic uint64_t *half, unsigned count)
     return words[count - 1] == check_of(words, count - 1);
 }
 
+static inline struct mpq_tail_now tail_half(const struct mpq_tail *half)
+{
+    const struct mpq_tail_now now = {
+        .position = atomic_load_explicit(&half->position, memory_order_acquire),
+        .next_seq = atomic_load_explicit(&half->next_seq, memory_order_acquire),
+        .items = atomic_load_explicit(&half->items, memory_order_acquire),
+        .bytes = atomic_load_explicit(&half->bytes, memory_order_acquire),
+        .scheduled = atomic_load_explicit(&half->scheduled, memory_order_acquire),
+    };
+    return now;
+}
+
 struct mpq_tail_now mpq_tail_read(const struct mpq_control *control)
 {
     struct mpq_tail_now now;
@@ -173,21 +186,27 @@ struct mpq_tail_now mpq_tail_read(const struct mpq_control *control)
     do {
         /* SYNC tail: acquire here, release in mpq_tail_write */
         select = atomic_load_explicit(&control->tail_select, memory_order_acquire);
-        const struct mpq_tail *half = &control->tail[select & 1];
-        now.position = atomic_load_explicit(&half->position, memory_order_acquire);
-        now.next_seq = atomic_load_explicit(&half->next_seq, memory_order_acquire);
-        now.items = atomic_load_explicit(&half->items, memory_order_acquire);
-        now.bytes = atomic_load_explicit(&half->bytes, memory_order_acquire);
-        now.scheduled = atomic_load_explicit(&half->scheduled, memory_order_acquire);
+        now = tail_half(&control->tail[select & 1]);
     } while (mpq_load(control->tail_select) != select);
     return now;
+}
+
+uint64_t mpq_tail_position(const struct mpq_control *control)
+{
+    uint64_t select, position;
+    do {
+        /* SYNC tail: acquire here, release in mpq_tail_write */
+        select = atomic_load_explicit(&control->tail_select, memory_order_acquire);
+        position = atomic_load_explicit(&control->tail[select & 1].position, memory_order_acquire);
+    } while (mpq_load(control->tail_select) != select);
+    return position;
 }
 
 void mpq_tail_write(struct mpq_control *control, const struct mpq_tail_now *now)
 {
     uint64_t select = mpq_load(control->tail_select);
-    uint64_t words[TAIL_WORDS] = {
-        now->position, now->next_seq, now->items, now->bytes, now->scheduled, 0, 0, 0};
+    uint64_t words[TAIL_WORDS] = {now->position, now->next_seq,  now->items,
+                                  now->bytes,    now->scheduled, 0};
     atomic_thread_fence(memory_order_release); /* the selector of the last flip before these */
     store_half(&control->tail[(select + 1) & 1].position, words, TAIL_WORDS);
     /* SYNC tail: the one commit of a claim */

@@ -73,6 +73,25 @@ mpq_status mpq_fail(struct mpq_error *error, mpq_status status, const char *form
     return status;
 }
 
+/* What to do about an error of the system that users can do something about. */
+static const char *advice(int os_errno)
+{
+    switch (os_errno) {
+    case ENOSPC:
+    case EDQUOT: return "; the queue is as it was: free space, then try again";
+    case EACCES:
+    case EPERM:
+        return "; this user may not write there: check owner and mode of the directory and its "
+               "files (`mpqueue init --mode`)";
+    case EROFS: return "; mounted read-only: only inspect(), peek and export work there";
+    case EMFILE: return "; raise the limit of open files (ulimit -n), or close some";
+    case ENFILE: return "; this machine has no free file handles: close some";
+    case EFBIG: return "; raise the limit of file sizes (ulimit -f)";
+    case EIO: return "; the disk reports errors: see the kernel's log";
+    default: return "";
+    }
+}
+
 mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
 {
     int saved = errno;
@@ -88,8 +107,7 @@ mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
         va_end(arguments);
         size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, ": %s%s", strerror(saved),
-                 status == MPQ_NO_SPACE ? "; the queue is as it was: free space, then try again"
-                                        : "");
+                 advice(saved));
     }
     errno = saved;
     return status;

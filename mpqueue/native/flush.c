@@ -283,25 +283,21 @@ mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error)
 
 /* ---- tickets */
 
-/* Takes a leader's place; a dead one is replaced. Returns the place or -1. */
-static int lead(struct mpq_queue *queue)
+/* Takes the leadership; a dead leader is replaced. */
+static bool lead(struct mpq_queue *queue)
 {
     struct mpq_control *control = queue->control;
-    for (int i = 0; i < 2; i++) {
-        uint64_t owner = atomic_load(&control->flush_owner[i]);
-        if (owner != 0 && (owner == queue->incarnation || !mpq_dead(queue, owner)))
-            continue;
-        if (atomic_compare_exchange_strong(&control->flush_owner[i], &owner, queue->incarnation))
-            return i;
-    }
-    return -1;
+    uint64_t owner = atomic_load(&control->flush_owner);
+    if (owner != 0 && !mpq_dead(queue, owner))
+        return false;
+    return atomic_compare_exchange_strong(&control->flush_owner, &owner, queue->incarnation);
 }
 
-static mpq_status lead_flush(struct mpq_queue *queue, int place, struct mpq_error *error)
+static mpq_status lead_flush(struct mpq_queue *queue, struct mpq_error *error)
 {
     mpq_status status = mpq_flush_once(queue, error);
     uint64_t mine = queue->incarnation;
-    (void)atomic_compare_exchange_strong(&queue->control->flush_owner[place], &mine, 0);
+    (void)atomic_compare_exchange_strong(&queue->control->flush_owner, &mine, 0);
     mpq_wake(queue, &queue->control->flush_event, &queue->control->flush_waiting);
     return status;
 }
@@ -318,17 +314,16 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
             return mpq_load(control->poison_errno) != 0 ? mpq_poisoned(queue, error) : MPQ_OK;
         if (mpq_load(control->poison_errno) != 0)
             return mpq_poisoned(queue, error);
-        int place = lead(queue);
         mpq_status status;
-        if (place >= 0) {
-            status = lead_flush(queue, place, error);
+        if (lead(queue)) {
+            status = lead_flush(queue, error);
         } else {
             uint64_t now = queue->io->monotonic_ns(queue->io);
             uint64_t patience = mpq_max64(PATIENCE_MIN_NS, 4 * mpq_load(control->flush_recent_ns));
             if (give_up == 0)
                 give_up = now + patience;
             if (now >= give_up)
-                return mpq_flush_once(queue, error); /* the leaders are stopped */
+                return mpq_flush_once(queue, error); /* the leader is stopped */
             struct mpq_waiter waiter = mpq_wait_arm(&control->flush_event, &control->flush_waiting);
             if (atomic_load(&control->flush_done) >= ticket)
                 continue;

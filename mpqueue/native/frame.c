@@ -7,21 +7,24 @@
  * One flipped bit in a header is undone: of the 2^8 single-bit neighbours at most one can
  * satisfy a 64-bit hash. So damage of that kind costs nothing, and the walk never loses its step.
  */
+#include "checksum.h"
 #include "internal.h"
 
 unsigned mpq_state_decode(uint64_t state)
 {
     static const uint8_t codes[] = {MPQ_FREE, MPQ_CLAIMED, MPQ_READY, MPQ_GAP, MPQ_PAD};
-    unsigned code = MPQ_STATE_CODE(state);
+    const unsigned code = MPQ_STATE_CODE(state);
+    if (MPQ_LIKELY(code == MPQ_READY || code == MPQ_CLAIMED))
+        return code;
     for (unsigned i = 0; i < sizeof codes; i++)
         if (__builtin_popcount(code ^ codes[i]) <= 1)
             return codes[i];
     return 0xFF;
 }
 
-static uint64_t header_hash(const struct mpq_frame *header, uint64_t seed)
+static inline uint64_t header_hash(const struct mpq_frame *header, uint64_t seed)
 {
-    return mpq_xxh64(&header->seq, 24, seed);
+    return mpq_xxh64_24(&header->seq, seed);
 }
 
 static bool heal(struct mpq_frame *header, uint64_t seed)

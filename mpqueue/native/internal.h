@@ -90,6 +90,7 @@ struct mpq_segment {
     uint64_t bytes;
     _Atomic uint32_t references;
     bool flushed_before; /* false: the first flush re-dirties and covers the head pages */
+    uint64_t read_ahead; /* offset up to which pages were faulted in for reading */
     uint64_t touched; /* offset up to which pages were touched ahead */
     uint64_t epoch; /* of its roll record, once it was looked up */
 };
@@ -225,6 +226,7 @@ mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes,
 void mpq_control_unmap(struct mpq_queue *queue);
 void mpq_config_store(struct mpq_control *control, const struct mpq_options *options);
 struct mpq_tail_now mpq_tail_read(const struct mpq_control *control);
+uint64_t mpq_tail_position(const struct mpq_control *control);
 /* Under the header lock (or alone): prepares the inactive half and flips. */
 void mpq_tail_write(struct mpq_control *control, const struct mpq_tail_now *now);
 /* Seqs from here to next_seq were never issued when next_seq began an epoch. */
@@ -355,6 +357,8 @@ struct mpq_claim {
 mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
                      const struct mpq_lock_wait *wait, struct mpq_guard *guard,
                      struct mpq_claim *claim, struct mpq_error *error);
+/* Makes pages behind a claim ready for the next ones; outside the lock. */
+void mpq_touch_ahead(struct mpq_queue *queue, const struct mpq_claim *claim);
 void mpq_claim_write(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
                      const struct mpq_claim *claim);
 mpq_status mpq_claim_publish(struct mpq_queue *queue, const struct mpq_item_in *items,

@@ -96,8 +96,9 @@ _Static_assert(offsetof(struct mpq_frame, header_hash) == 32, "hashed bytes are 
 #define MPQ_EXT_CONTENT_TYPE 6u /* UTF-8 */
 #define MPQ_EXT_CODEC 7u /* u32 codec id, u32 key id */
 #define MPQ_EXT_REASON 8u /* dead letter: UTF-8 */
-#define MPQ_EXT_HISTORY 9u /* dead letter: u64 first failure ns, u64 last ns, UTF-8 first \0 last  \
-                            */
+#define MPQ_EXT_HISTORY                                                                            \
+    9u /* dead letter: u64 first failure ns, u64 last ns, UTF-8 first \0 last                      \
+        */
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
@@ -280,7 +281,6 @@ struct mpq_tail { /* written under the header lock; read by selector, copy, sele
     _Atomic uint64_t items; /* claimed, lifetime */
     _Atomic uint64_t bytes;
     _Atomic uint64_t scheduled; /* unsettled items due later or parked */
-    _Atomic uint64_t reserved[2];
     _Atomic uint64_t check; /* over the words before it: tells whether control can be trusted */
 };
 
@@ -355,9 +355,10 @@ struct mpq_control {
     uint64_t identity_hash; /* of the bytes before it, seed 0 */
     uint8_t pad0[80];
 
-    /* the header lock: incarnation << 1 | waiters */
+    /* the header lock (incarnation << 1 | waiters) and what it guards, in one line pair: a claim
+     * on another core fetches nothing else that changes */
     _Alignas(MPQ_LINE) _Atomic uint64_t owner;
-    _Alignas(MPQ_LINE) _Atomic uint64_t tail_select;
+    _Atomic uint64_t tail_select;
     struct mpq_tail tail[2];
     /* what a claim must look at besides the tail; changes rarely */
     _Alignas(MPQ_LINE) _Atomic uint32_t poison_errno;
@@ -406,7 +407,8 @@ struct mpq_control {
     _Atomic uint64_t corrupt_saved;
     _Atomic uint64_t corrupt_skipped;
     /* flush */
-    _Alignas(MPQ_LINE) _Atomic uint64_t flush_owner[2]; /* leaders' incarnations */
+    _Alignas(MPQ_LINE) _Atomic uint64_t flush_owner; /* the leader's incarnation */
+    _Atomic uint64_t reserved1;
     _Atomic uint64_t flush_started;
     _Atomic uint64_t flush_done;
     _Atomic uint64_t durable_position; /* the watermark; everything below is settled and durable */
@@ -438,6 +440,7 @@ struct mpq_control {
     struct mpq_member shared; /* members beyond the table share it (counters only) */
 };
 _Static_assert(offsetof(struct mpq_control, owner) == 256, "identity is two lines");
+_Static_assert(offsetof(struct mpq_control, poison_errno) == 256 + MPQ_LINE, "one line pair");
 
 #define MPQ_CONTROL_MEMBERS                                                                        \
     ((sizeof(struct mpq_control) + MPQ_PAGE - 1) & ~(uint64_t)(MPQ_PAGE - 1))

@@ -66,7 +66,7 @@ static mpq_status one_claim(struct queue_object *self, const struct mpq_item_in 
     mpq_status status;
     if (LIKELY(in->length <= GIL_BYTES)) {
         status = mpq_put_try(queue, in, seq, ticket, error);
-        if (LIKELY(status != MPQ_AGAIN && !(status == MPQ_FULL && timeout)))
+        if (LIKELY(status != MPQ_AGAIN && status != MPQ_FULL)) /* full: counted below */
             return status;
     }
     struct waiter waiter;
@@ -252,7 +252,7 @@ static mpq_status batch_claim(struct queue_object *self, const struct mpq_item_i
     struct mpq_queue *queue = self->handle->queue;
     if (with_gil) {
         mpq_status status = mpq_put_batch_try(queue, in, count, first, ticket, error);
-        if (status != MPQ_AGAIN && !(status == MPQ_FULL && deadline))
+        if (status != MPQ_AGAIN && status != MPQ_FULL) /* full: counted below */
             return status;
     }
     struct waiter waiter;

@@ -200,8 +200,7 @@ static mpq_status open_meta(struct mpq_queue *queue, struct mpq_error *error)
 static mpq_status options_agree(struct mpq_queue *queue, const struct mpq_open_args *args,
                                 struct mpq_error *error)
 {
-    struct mpq_options now;
-    mpq_options_get(queue, &now);
+    const struct mpq_options now = queue->created;
     AGREE(MPQ_GIVEN_SEGMENT_SIZE, segment_size, "segment_size");
     AGREE(MPQ_GIVEN_CAPACITY, capacity, "capacity");
     AGREE(MPQ_GIVEN_MAX_BYTES, max_bytes, "max_bytes");
@@ -229,10 +228,15 @@ static mpq_status options_agree(struct mpq_queue *queue, const struct mpq_open_a
     if ((args->given & MPQ_GIVEN_BACKOFF) != 0 &&
         (args->options.backoff_count != now.backoff_count ||
          memcmp(args->options.backoff_ns, now.backoff_ns, sizeof now.backoff_ns) != 0))
-        return mpq_fail(error, MPQ_MISMATCH, "%s: the queue has another backoff list", queue->path);
+        return mpq_fail(error, MPQ_MISMATCH,
+                        "%s: the queue has another backoff list; leave the option out, or change "
+                        "it with `mpqueue set`",
+                        queue->path);
     if ((args->given & MPQ_GIVEN_CODEC) != 0 &&
         strncmp(args->options.codec, now.codec, sizeof now.codec) != 0)
-        return mpq_fail(error, MPQ_MISMATCH, "%s: the queue has codec = \"%s\", not \"%s\"",
+        return mpq_fail(error, MPQ_MISMATCH,
+                        "%s: the queue has codec = \"%s\", not \"%s\"; leave the option out, or "
+                        "init another queue",
                         queue->path, now.codec, args->options.codec);
     return MPQ_OK;
 }
@@ -359,13 +363,10 @@ static mpq_status open_guarded(struct mpq_queue *queue, const struct mpq_open_ar
                               "%s: no queue here (no file `meta`); make one with `mpqueue init`",
                               queue->path);
     }
+    if (status == MPQ_OK) /* before joining, which may recover: a refusal touches nothing */
+        status = options_agree(queue, args, error);
     if (status == MPQ_OK)
         status = mpq_attach(queue, call, error);
-    if (status == MPQ_OK) {
-        status = options_agree(queue, args, error);
-        if (status != MPQ_OK)
-            mpq_leave(queue);
-    }
     if (status != MPQ_OK && made_directory)
         (void)queue->io->rmdir(queue->io, AT_FDCWD, queue->path); /* only when it is still empty */
     return status;

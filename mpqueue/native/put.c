@@ -34,7 +34,7 @@ struct once {
 
 static bool preparation_due(const struct mpq_queue *queue)
 {
-    uint64_t generation = MPQ_POSITION_GEN(mpq_tail_read(queue->control).position) + 1;
+    uint64_t generation = MPQ_POSITION_GEN(mpq_tail_position(queue->control)) + 1;
     const struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
     return !mpq_ring_ready(queue, generation) &&
            MPQ_STATE_CODE(mpq_load(entry->state)) != MPQ_RING_PREPARING &&
@@ -46,6 +46,7 @@ static void published(struct mpq_queue *queue, struct once *once)
     struct mpq_control *control = queue->control;
     if (!mpq_visible_is_durable(queue))
         mpq_wake(queue, &control->items_event, &control->items_waiting);
+    mpq_touch_ahead(queue, &once->claim);
     once->ticket = mpq_flush_ticket(queue, once->claim.items_after);
     once->prepare = once->ticket == 0 && once->claim.past_half && preparation_due(queue);
 }

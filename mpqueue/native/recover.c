@@ -254,8 +254,7 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     if (status != MPQ_OK)
         return status;
     mpq_store(control->owner, 0);
-    mpq_store(control->flush_owner[0], 0);
-    mpq_store(control->flush_owner[1], 0);
+    mpq_store(control->flush_owner, 0);
     mpq_store(control->consumer, 0);
     mpq_store(control->reserved_items, 0);
     mpq_store(control->blocked_on_claim, 0);

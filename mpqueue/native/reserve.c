@@ -7,6 +7,8 @@
  * I1 both hashes hold before a byte is handed out. I2 under sync and group nothing is read above
  * the durable watermark. I3 the attempt is counted in control before the hand-out. I4 damage is
  * booked exactly, by seq, and told once. */
+#include <sys/mman.h>
+
 #include "internal.h"
 
 uint64_t mpq_visible_limit(const struct mpq_queue *queue)
@@ -14,7 +16,7 @@ uint64_t mpq_visible_limit(const struct mpq_queue *queue)
     const struct mpq_control *control = queue->control;
     if (mpq_visible_is_durable(queue))
         return atomic_load_explicit(&control->durable_position, memory_order_acquire);
-    return mpq_tail_read(control).position;
+    return mpq_tail_position(control);
 }
 
 struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t generation,
@@ -271,6 +273,24 @@ static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
     return status == MPQ_OK ? STEP_ON : stop(out, status);
 }
 
+#define READ_AHEAD (256u * 1024u)
+
+/* Maps the pages up to the limit in one call instead of a fault each. */
+static void read_ahead(struct mpq_consumer *consumer, struct mpq_segment *segment, uint64_t offset)
+{
+    uint64_t to = MPQ_POSITION_GEN(consumer->limit) == segment->generation
+                      ? MPQ_POSITION_OFF(consumer->limit)
+                      : segment->bytes;
+    const uint64_t from = offset & ~(uint64_t)(MPQ_PAGE - 1);
+    to = mpq_min64((to + MPQ_PAGE - 1) & ~(uint64_t)(MPQ_PAGE - 1), from + READ_AHEAD);
+#ifdef MADV_POPULATE_READ
+    if (to > from && to <= segment->bytes)
+        (void)consumer->queue->io->advise(consumer->queue->io, segment->base + from, to - from,
+                                          MADV_POPULATE_READ);
+#endif
+    segment->read_ahead = mpq_max64(to, offset + 1);
+}
+
 static enum step step(struct mpq_consumer *consumer, struct step_out *out, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
@@ -294,6 +314,8 @@ static enum step step(struct mpq_consumer *consumer, struct step_out *out, struc
         return status == MPQ_OK ? STEP_ON : stop(out, status);
     }
     out->offset = MPQ_POSITION_OFF(consumer->read_position);
+    if (MPQ_UNLIKELY(out->offset >= out->segment->read_ahead))
+        read_ahead(consumer, out->segment, out->offset);
     enum mpq_sight sight =
         mpq_frame_see(queue, out->segment, out->offset, consumer->read_seq, &out->seen);
     if (MPQ_LIKELY(sight == MPQ_SEE_FRAME))

@@ -85,19 +85,24 @@ def read_file(path: Path, limit: int = -1) -> bytes:
 def read_meta(directory: Path) -> tuple[Meta, list[Finding]]:
     """The newest valid meta slot, and a finding for a slot that is not.
 
-    Raises NotAQueue when there is no meta, FormatError when neither slot holds or a newer format
-    wrote them, OSError when the file cannot be read.
+    Raises NotAQueue when there is no meta or it is somebody else's, FormatError when neither slot
+    holds or a newer format wrote them, OSError when the file cannot be read.
     """
     path = directory / "meta"
     try:
         data = read_file(path, 2 * layout.PAGE)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         raise NotAQueue(
             f"{directory}: no queue here (no file 'meta'); check the path, or create one with "
             "'mpqueue init'"
         ) from None
+    except NotADirectoryError:
+        raise NotAQueue(
+            f"{directory}: not a directory; a queue is a directory: check the path"
+        ) from None
     good: list[dict[str, Any]] = []
     findings: list[Finding] = []
+    ours = False
     for index in range(2):
         offset = index * layout.PAGE
         slot = data[offset : offset + layout.PAGE]
@@ -105,6 +110,7 @@ def read_meta(directory: Path) -> tuple[Meta, list[Finding]]:
         if len(slot) == layout.PAGE:
             values = layout.META_SLOT.unpack(slot)
             problem = "fails its hash"
+            ours |= values["magic"] == layout.META_MAGIC
             if values["magic"] != layout.META_MAGIC:
                 problem = "has no meta magic"
             elif values["hash"] == xxh64(slot[:-8], 0):
@@ -118,6 +124,8 @@ def read_meta(directory: Path) -> tuple[Meta, list[Finding]]:
         findings.append(
             Finding("warning", "meta", offset, -1, f"slot {'AB'[index]} {problem}; its twin counts")
         )
+    if not ours:
+        raise NotAQueue(f"{path}: not a file of mpqueue; check the path")
     if not good:
         raise FormatError(
             f"{path}: neither slot is valid, so the queue cannot be opened; restore meta from a "

@@ -41,9 +41,9 @@ def pack(table: layout.Layout, **values: Any) -> bytearray:
 def checked(table: layout.Layout, **values: Any) -> bytearray:
     """An A/B record of control with its check word."""
     data = pack(table, **values)
-    total = 0x9E3779B185EBCA87
+    total = 0xC2B2AE3D27D4EB4F
     for index, (word,) in enumerate(struct.iter_unpack("<Q", data[:-8])):
-        total = ((total ^ word) * 0xC2B2AE3D27D4EB4F + index) & MASK
+        total = (total + word * (0x9E3779B185EBCA87 + 2 * index)) & MASK
     struct.pack_into("<Q", data, table.size - 8, total)
     return data
 
