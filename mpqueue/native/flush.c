@@ -16,6 +16,7 @@
 #include "internal.h"
 
 #define PATIENCE_MIN_NS (50 * MPQ_MS)
+#define SPINS 1000
 
 bool mpq_visible_is_durable(const struct mpq_queue *queue)
 {
@@ -300,6 +301,17 @@ static mpq_status lead_flush(struct mpq_queue *queue, struct mpq_error *error)
     (void)atomic_compare_exchange_strong(&queue->control->flush_owner, &mine, 0);
     mpq_wake(queue, &queue->control->flush_event, &queue->control->flush_waiting);
     return status;
+}
+
+/* A lone follower looks for about as long as waking it up would take. */
+static bool soon(struct mpq_control *control, uint64_t ticket)
+{
+    for (int i = 0; i < SPINS && mpq_load(control->flush_waiting) == 0; i++) {
+        if (mpq_load(control->flush_done) >= ticket || mpq_load(control->flush_owner) == 0)
+            return true;
+        mpq_relax();
+    }
+    return false;
 }
 
 static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const struct mpq_call *call,

@@ -37,6 +37,15 @@ static inline uint64_t mpq_max64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
+static inline void mpq_relax(void) /* between two looks of a short spin */
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 static inline void mpq_raise_to(_Atomic uint64_t *word, uint64_t value)
 {
     uint64_t seen = atomic_load_explicit(word, memory_order_relaxed);

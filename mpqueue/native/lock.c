@@ -12,15 +12,6 @@
 
 #define SPINS 100
 
-static inline void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static bool take(struct mpq_queue *queue, uint64_t expected, uint64_t mine)
 {
     /* SYNC owner: acquire here, release in mpq_lock_release */
@@ -35,7 +26,7 @@ bool mpq_lock_try(struct mpq_queue *queue, const struct mpq_lock_wait *wait)
     const uint64_t mine = queue->incarnation << 1 | (contended ? 1u : 0u);
     bool got = take(queue, 0, mine);
     for (int i = 0; !got && i < SPINS; i++) {
-        relax();
+        mpq_relax();
         if (mpq_load(control->owner) == 0)
             got = take(queue, 0, mine);
     }

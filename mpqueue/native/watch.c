@@ -79,9 +79,7 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     for (int i = 0; i < SPINS; i++) {
         if (mpq_visible_limit(queue) > consumer->limit)
             break;
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        mpq_relax();
     }
     struct mpq_waiter waiter = mpq_wait_arm(&control->items_event, &control->items_waiting);
     if (look(consumer, &pending, &slices))
