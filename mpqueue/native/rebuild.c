@@ -27,6 +27,7 @@ struct rebuild {
     uint64_t next; /* seq expected next */
     uint64_t last; /* generation with the last frame; 0 = none */
     uint64_t end; /* offset behind its last frame */
+    uint64_t walked; /* position behind the last frame or padding that was walked */
     uint64_t unsettled, unsettled_bytes;
     uint64_t torn, lost, lost_bytes;
     uint64_t batch[MPQ_BATCH_MAX]; /* offsets of an unfinished batch */
@@ -287,6 +288,7 @@ static void walk_segment(struct rebuild *r, struct mpq_segment *segment, uint64_
             r->end = offset + seen.extent;
         }
         offset += seen.extent;
+        r->walked = MPQ_POSITION(segment->generation, offset);
     }
     drop_batch(r, segment);
 }
@@ -327,6 +329,38 @@ static struct mpq_segment *map_at(struct rebuild *r, uint64_t generation, mpq_st
     return segment;
 }
 
+/* Both headers whole in their looks, but with another uuid. */
+static bool is_foreign(const struct rebuild *r, const struct mpq_segment *segment)
+{
+    struct mpq_segment_header a, b;
+    memcpy(&a, segment->base + MPQ_SEGMENT_HEADER_A, sizeof a);
+    memcpy(&b, segment->base + MPQ_SEGMENT_HEADER_B, sizeof b);
+    return a.magic == MPQ_SEGMENT_MAGIC && memcmp(&a, &b, sizeof a) == 0 &&
+           memcmp(a.uuid, r->queue->uuid, 16) != 0;
+}
+
+/* Another queue's meta over these segments: what cannot be read is not thrown away. */
+static mpq_status check_owner(struct rebuild *r, const struct mpq_generations *found,
+                              struct mpq_error *error)
+{
+    uint32_t ours = 0, theirs = 0;
+    for (uint32_t i = 0; i < found->count; i++) {
+        struct mpq_segment *segment = mpq_segment_map(r->queue, found->list[i], NULL);
+        if (segment == NULL)
+            continue;
+        if (is_foreign(r, segment))
+            theirs++;
+        else
+            ours++;
+    }
+    if (theirs == 0 || ours != 0)
+        return MPQ_OK;
+    return mpq_fail(error, MPQ_FORMAT,
+                    "%s: all its segments belong to another queue than `meta`; nothing was "
+                    "touched. Put the right meta back, or move the segments away",
+                    r->queue->path);
+}
+
 static void begin_at(struct rebuild *r, const struct mpq_generations *found)
 {
     const struct mpq_cursor_slot *head = (void *)r->slots[0];
@@ -349,6 +383,25 @@ static void begin_at(struct rebuild *r, const struct mpq_generations *found)
             r->floor = roll.base_seq;
     }
     r->next = r->floor;
+    r->walked = r->floor_position;
+}
+
+/* The watermark lies behind everything that was found: the end of the data is gone. Counted is what
+ * the cursor knew of; where an epoch may have begun in between, seqs do not count: one at least. */
+static void miss_end(struct rebuild *r)
+{
+    const struct mpq_cursor_slot *head = (void *)r->slots[0];
+    if (r->valid == 0 || r->durable <= r->walked || head->next_seq <= r->next ||
+        MPQ_POSITION_OFF(r->durable) <= MPQ_SEGMENT_FIRST)
+        return;
+    struct mpq_roll roll;
+    struct mpq_segment *segment = r->last == 0 ? NULL : mpq_segment_map(r->queue, r->last, NULL);
+    bool other_epoch =
+        segment != NULL && mpq_roll_read(r->queue, segment, &roll) && roll.epoch != head->epoch;
+    uint64_t count = 0;
+    for (uint64_t seq = r->next; seq < head->next_seq && seq - r->next < MPQ_SEQ_BLOCK; seq++)
+        count += !settled_before(r, seq);
+    r->lost += other_epoch || head->next_seq - r->next >= MPQ_SEQ_BLOCK ? 1 : count;
 }
 
 /* Segment `to` holds an item, so its roll record binds: closes those before it that are open. */
@@ -387,7 +440,7 @@ static bool binds(struct rebuild *r, struct mpq_segment *segment, uint64_t offse
 static mpq_status walk_all(struct rebuild *r, const struct mpq_generations *found,
                            struct mpq_error *error)
 {
-    mpq_status status = MPQ_OK;
+    mpq_status status = check_owner(r, found, error);
     begin_at(r, found);
     uint32_t open = 0; /* index of the first segment that is not closed */
     while (open < found->count && found->list[open] < MPQ_POSITION_GEN(r->floor_position))
@@ -410,6 +463,8 @@ static mpq_status walk_all(struct rebuild *r, const struct mpq_generations *foun
         }
         mpq_segment_release(segment);
     }
+    if (status == MPQ_OK)
+        miss_end(r);
     return status;
 }
 
@@ -506,8 +561,8 @@ static struct mpq_tail_now tail_from(const struct rebuild *r, const struct mpq_m
         tail.next_seq = mpq_max64(tail.next_seq, head->next_seq);
     if (meta->epoch != 0)
         tail.next_seq = mpq_max64(tail.next_seq, meta->seq_mark);
-    tail.items = head->totals.settled_items + r->unsettled;
-    tail.bytes = head->totals.settled_bytes + r->unsettled_bytes;
+    tail.items = head->totals.settled_items + r->lost + r->unsettled;
+    tail.bytes = head->totals.settled_bytes + r->lost_bytes + r->unsettled_bytes;
     return tail;
 }
 
@@ -649,6 +704,11 @@ static mpq_status finish(struct rebuild *r, struct mpq_meta_slot *meta,
     r->report->lost_bytes = r->lost_bytes;
     r->report->rebuilt = 1;
     if (r->torn + r->lost != 0 || r->last != 0) {
+        if (r->lost != 0) {
+            queue->event_info.lost_items += r->lost;
+            queue->event_info.lost_bytes += r->lost_bytes;
+            mpq_event(queue, MPQ_EVENT_LOSS);
+        }
         queue->event_info.torn_items = r->torn;
         queue->event_info.recovered_at_most = mpq_load(queue->control->recovered_at_most);
         mpq_event(queue, MPQ_EVENT_RECOVERED);

@@ -132,11 +132,15 @@ static bool proved_fresh(struct mpq_queue *queue, const struct mpq_generations *
     const struct mpq_tail_now tail = mpq_tail_read(control);
     const struct mpq_consumer_now consumer = mpq_consumer_read(control);
     const uint64_t active = MPQ_POSITION_GEN(tail.position);
-    if (consumer.floor > tail.next_seq || consumer.floor_position > tail.position)
+    if (consumer.floor > tail.next_seq || consumer.floor_position > tail.position ||
+        mpq_load(control->next_incarnation) > MPQ_INCARNATION_MAX / 2)
         return false;
     bool there = MPQ_POSITION_OFF(tail.position) < MPQ_SEGMENT_FIRST;
     for (uint32_t i = 0; i < found->count; i++) {
-        there |= found->list[i] == active;
+        if (found->list[i] == active) {
+            const struct mpq_segment *segment = mpq_segment_map(queue, active, NULL);
+            there |= segment != NULL && segment->bytes >= MPQ_POSITION_OFF(tail.position);
+        }
         if (found->list[i] > active &&
             has_item(queue, found->list[i], MPQ_SEGMENT_FIRST, tail.next_seq))
             return false;
@@ -151,6 +155,7 @@ static uint64_t oldest_needed(struct mpq_queue *queue, const struct mpq_generati
                               mpq_status *status, struct mpq_error *error)
 {
     uint64_t oldest = MPQ_POSITION_GEN(mpq_consumer_read(queue->control).floor_position);
+    uint64_t newest = 0;
     uint8_t *slot = queue->io->alloc(queue->io, MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window));
     int fd = queue->io->open(queue->io, queue->dirfd, "cursor", O_RDWR, 0);
     if (slot == NULL || (fd < 0 && errno != ENOENT))
@@ -161,6 +166,10 @@ static uint64_t oldest_needed(struct mpq_queue *queue, const struct mpq_generati
             *status = mpq_fail_errno(error, "%s: cannot read the cursor file", queue->path);
         const struct mpq_cursor_slot *head = (void *)slot;
         oldest = mpq_min64(oldest, rc == 0 ? MPQ_POSITION_GEN(head->floor_position) : 0);
+        if (rc == 0 && head->number >= newest) { /* only recovery counts these */
+            newest = head->number;
+            mpq_store(queue->control->torn_items, head->totals.torn_items);
+        }
     }
     if (fd >= 0)
         queue->io->close(queue->io, fd);
@@ -264,8 +273,12 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_store(control->poison_errno, meta->poison_errno);
     mpq_store(control->poison_stage, meta->poison_stage);
     mpq_config_store(control, &meta->options);
-    if (mpq_load(control->next_incarnation) < meta->epoch)
-        mpq_store(control->next_incarnation, meta->epoch);
+    /* At most one member joins in a microsecond, so a number that was damaged is passed as well. */
+    mpq_raise_to(&control->next_incarnation,
+                 mpq_max64(meta->epoch, queue->io->wall_ns(queue->io) / 1000));
+    /* Nobody holds a ticket. */
+    mpq_store(control->flush_started, 0);
+    mpq_store(control->flush_done, 0);
     mpq_store(control->oldest_generation, oldest);
     mpq_members_clear(queue);
     restore_ring(queue, found, oldest);

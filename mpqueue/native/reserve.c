@@ -176,6 +176,22 @@ static uint64_t seq_at_end(struct mpq_consumer *consumer, uint64_t generation,
     return mpq_walked_end(queue->control, tail->next_seq);
 }
 
+/* The file lost its end, and with it seqs that its successor says it held. */
+static bool cut_short(struct mpq_consumer *consumer, const struct mpq_segment *segment)
+{
+    struct mpq_queue *queue = consumer->queue;
+    struct mpq_roll roll;
+    if (mpq_segment_header_check(queue, segment->base, segment->bytes, segment->generation) ==
+        MPQ_OK)
+        return false;
+    pthread_mutex_lock(&queue->mutex);
+    struct mpq_segment *next = mpq_segment_map(queue, segment->generation + 1, NULL);
+    bool cut =
+        next != NULL && mpq_roll_read(queue, next, &roll) && roll.previous_seq > consumer->read_seq;
+    pthread_mutex_unlock(&queue->mutex);
+    return cut;
+}
+
 /* No header holds at the read position: find where frames go on. */
 static mpq_status cross_damage(struct mpq_consumer *consumer, struct mpq_segment *segment,
                                struct mpq_error *error)
@@ -320,7 +336,8 @@ static enum step step(struct mpq_consumer *consumer, struct step_out *out, struc
         mpq_frame_see(queue, out->segment, out->offset, consumer->read_seq, &out->seen);
     if (MPQ_LIKELY(sight == MPQ_SEE_FRAME))
         return step_frame(consumer, out, error);
-    if (sight == MPQ_SEE_END && out->offset + MPQ_FRAME_ALIGN >= out->segment->bytes) {
+    if (sight == MPQ_SEE_END && out->offset + MPQ_FRAME_ALIGN >= out->segment->bytes &&
+        !cut_short(consumer, out->segment)) {
         consumer->read_position = MPQ_POSITION(generation + 1, 0);
         return STEP_ON;
     }
