@@ -244,7 +244,7 @@ CONTROL = Layout(
     "~delivered_items:Q redelivered_items:Q nacked_items:Q loss_events:Q reserved_items:Q "
     "read_position:Q read_seq:Q oldest_enqueued_at:Q blocked_on_claim:Q blocked_on_window:Q "
     "cursor_floor:Q cursor_writes:Q unreclaimed:Q corrupt_saved:Q corrupt_skipped:Q "
-    "~flush_owner:Q reserved1:Q flush_started:Q flush_done:Q durable_position:Q durable_items:Q "
+    "~flush_owner:Q flush_pair:2Q flush_crowd:Q flush_started:Q flush_done:Q durable_position:Q durable_items:Q "
     "durable_bytes:Q flush_recent_ns:Q flushed_at_ns:Q torn_items:Q recovered_at_most:Q "
     "recoveries:Q "
     "~items_event:I items_waiting:I ~space_event:I space_waiting:I ~flush_event:I flush_waiting:I "

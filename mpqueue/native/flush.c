@@ -16,7 +16,7 @@
 #include "internal.h"
 
 #define PATIENCE_MIN_NS (50 * MPQ_MS)
-#define SPINS 1000
+#define CROWD_PUTS 64
 
 bool mpq_visible_is_durable(const struct mpq_queue *queue)
 {
@@ -271,15 +271,23 @@ static mpq_status flush_guarded(struct mpq_queue *queue, struct mpq_error *error
     return status;
 }
 
-mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error)
+/* Threads of this process flush in turn: the one before may have served this one too. */
+static mpq_status flush_unless_done(struct mpq_queue *queue, uint64_t ticket,
+                                    struct mpq_error *error)
 {
+    struct mpq_control *control = queue->control;
     struct mpq_error local;
-    if (error == NULL)
-        error = &local;
+    mpq_status status = MPQ_OK;
     pthread_mutex_lock(&queue->flush_mutex);
-    mpq_status status = flush_guarded(queue, error);
+    if (atomic_load(&control->flush_done) < ticket || mpq_load(control->poison_errno) != 0)
+        status = flush_guarded(queue, error != NULL ? error : &local);
     pthread_mutex_unlock(&queue->flush_mutex);
     return status;
+}
+
+mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error)
+{
+    return flush_unless_done(queue, UINT64_MAX, error);
 }
 
 /* ---- tickets */
@@ -294,24 +302,30 @@ static bool lead(struct mpq_queue *queue)
     return atomic_compare_exchange_strong(&control->flush_owner, &owner, queue->incarnation);
 }
 
-static mpq_status lead_flush(struct mpq_queue *queue, struct mpq_error *error)
+static mpq_status lead_flush(struct mpq_queue *queue, uint64_t ticket, struct mpq_error *error)
 {
-    mpq_status status = mpq_flush_once(queue, error);
+    mpq_status status = flush_unless_done(queue, ticket, error);
     uint64_t mine = queue->incarnation;
     (void)atomic_compare_exchange_strong(&queue->control->flush_owner, &mine, 0);
     mpq_wake(queue, &queue->control->flush_event, &queue->control->flush_waiting);
     return status;
 }
 
-/* A lone follower looks for about as long as waking it up would take. */
-static bool soon(struct mpq_control *control, uint64_t ticket)
+/* Are more than two processes pushing? Two flush side by side faster than in turns; from three
+ * on, one that flushes for all is. Racing stores only blur the estimate. */
+static bool crowded(struct mpq_queue *queue)
 {
-    for (int i = 0; i < SPINS && mpq_load(control->flush_waiting) == 0; i++) {
-        if (mpq_load(control->flush_done) >= ticket || mpq_load(control->flush_owner) == 0)
-            return true;
-        mpq_relax();
+    struct mpq_control *control = queue->control;
+    const uint64_t me = queue->incarnation;
+    if (mpq_load(control->flush_pair[0]) != me && mpq_load(control->flush_pair[1]) != me) {
+        mpq_store(control->flush_pair[mpq_load(control->flush_started) & 1], me);
+        mpq_store(control->flush_crowd, CROWD_PUTS);
+        return true;
     }
-    return false;
+    const uint64_t crowd = mpq_load(control->flush_crowd);
+    if (crowd != 0)
+        mpq_store(control->flush_crowd, crowd - 1);
+    return crowd != 0;
 }
 
 static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const struct mpq_call *call,
@@ -320,6 +334,7 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
     struct mpq_control *control = queue->control;
     const struct mpq_call patient = {UINT64_MAX, call->check, call->arg};
     uint64_t give_up = 0;
+    const bool crowd = crowded(queue);
     for (;;) {
         /* SYNC done: acquire here, CAS-max in flush_locked */
         if (atomic_load(&control->flush_done) >= ticket)
@@ -328,7 +343,9 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
             return mpq_poisoned(queue, error);
         mpq_status status;
         if (lead(queue)) {
-            status = lead_flush(queue, error);
+            status = lead_flush(queue, ticket, error);
+        } else if (!crowd) {
+            status = flush_unless_done(queue, ticket, error);
         } else {
             uint64_t now = queue->io->monotonic_ns(queue->io);
             uint64_t patience = mpq_max64(PATIENCE_MIN_NS, 4 * mpq_load(control->flush_recent_ns));
@@ -337,7 +354,8 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
             if (now >= give_up)
                 return mpq_flush_once(queue, error); /* the leader is stopped */
             struct mpq_waiter waiter = mpq_wait_arm(&control->flush_event, &control->flush_waiting);
-            if (atomic_load(&control->flush_done) >= ticket)
+            if (atomic_load(&control->flush_done) >= ticket ||
+                atomic_load(&control->flush_owner) == 0)
                 continue;
             status = mpq_wait_sleep(queue, &waiter, &patient, mpq_min64(patience, MPQ_SLICE_NS));
         }
