@@ -1,0 +1,36 @@
+# Recipes for daily work; each calls what the full check calls.
+
+# everything that has to pass before a change is pushed
+check:
+    .ci/run
+
+# one or more steps of it: lint native packaging cross storm demo others readme
+step +names:
+    .ci/run {{names}}
+
+lint:
+    .ci/run lint
+
+# reformats Python
+format:
+    ruff check --fix .
+    ruff format .
+
+# C tests under the sanitizers
+native:
+    make -C tests/native check
+
+# rebuilds and installs into the active environment; run it again after a change of C
+install:
+    pip install ".[test]"
+
+test *arguments:
+    pytest {{arguments}}
+
+# SIGKILL storm, for example: just storm --seconds 3600 --seed 7
+storm *arguments:
+    stress/run.sh {{arguments}}
+
+# needs a quiet machine and a release build: pip install ".[bench]"
+bench *arguments:
+    python benchmarks/run_all.py {{arguments}}

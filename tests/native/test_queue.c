@@ -1,0 +1,214 @@
+/* test_queue.c - put, reserve, ack, nack, batches, segment ends and refusals through mpq.h. */
+#include "fixture.h"
+
+static void items_come_in_order_and_leave_by_ack(void)
+{
+    struct fixture fixture;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_GROUP);
+    struct mpq_queue *queue = open_queue(&args);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    uint64_t first = put_ok(queue, "one", 3);
+    CHECK_EQ(put_ok(queue, "", 0), first + 1);
+    CHECK_EQ(mpq_depth(queue), 2);
+    struct mpq_item one = reserve_ok(consumer);
+    CHECK_EQ(one.seq, first);
+    CHECK_EQ(one.attempts, 1);
+    CHECK(one.length == 3 && memcmp(one.body, "one", 3) == 0);
+    struct mpq_item empty = reserve_ok(consumer);
+    CHECK_EQ(empty.seq, first + 1);
+    CHECK_EQ(empty.length, 0);
+    ack_ok(consumer, &empty); /* out of order */
+    ack_ok(consumer, &one);
+    CHECK(nothing_ready(consumer));
+    CHECK_EQ(mpq_depth(queue), 0);
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
+static void a_nack_returns_the_item_to_its_place(void)
+{
+    struct fixture fixture;
+    struct mpq_error error;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_NONE);
+    struct mpq_queue *queue = open_queue(&args);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    for (int i = 0; i < 3; i++)
+        put_ok(queue, &i, sizeof i);
+    struct mpq_item a = reserve_ok(consumer), b = reserve_ok(consumer);
+    CHECK_STATUS(mpq_nack(consumer, a.seq, a.token, &error), MPQ_OK, error);
+    mpq_segment_release(a.segment);
+    struct mpq_item again = reserve_ok(consumer);
+    CHECK_EQ(again.seq, a.seq);
+    CHECK_EQ(again.attempts, 2);
+    CHECK_STATUS(mpq_ack(consumer, a.seq, a.token, &error), MPQ_STALE, error);
+    ack_ok(consumer, &again);
+    ack_ok(consumer, &b);
+    struct mpq_item c = reserve_ok(consumer);
+    CHECK_EQ(c.seq, b.seq + 1);
+    ack_ok(consumer, &c);
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
+static void acks_out_of_order_survive_reopening(void)
+{
+    struct fixture fixture;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_GROUP);
+    struct mpq_queue *queue = open_queue(&args);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    for (int i = 0; i < 100; i++)
+        put_ok(queue, &i, sizeof i);
+    for (int i = 0; i < 100; i++) {
+        struct mpq_item item = reserve_ok(consumer);
+        if (i % 2)
+            ack_ok(consumer, &item);
+        else
+            mpq_segment_release(item.segment);
+    }
+    close_consumer(consumer);
+    close_queue(queue);
+    queue = open_queue(&args);
+    consumer = open_consumer(queue);
+    CHECK_EQ(mpq_depth(queue), 50);
+    for (int i = 0; i < 100; i += 2) {
+        struct mpq_item item = reserve_ok(consumer);
+        CHECK(memcmp(item.body, &i, sizeof i) == 0);
+        ack_ok(consumer, &item);
+    }
+    CHECK(nothing_ready(consumer));
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
+/* Many laps over few small segments: ends, padding, files of their own for what is too large. */
+static void segments_roll_and_are_used_again(void)
+{
+    static uint8_t body[100000];
+    struct fixture fixture;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_NONE);
+    struct mpq_queue *queue = open_queue(&args);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    uint64_t seq = 0;
+    for (uint32_t i = 0; i < 6000; i++) {
+        uint32_t length = i % 500 == 499 ? (uint32_t)sizeof body : i * 37 % 3000;
+        memset(body, (int)(i & 0xFF), length);
+        uint64_t got = put_ok(queue, body, length);
+        CHECK(i == 0 || got == seq + 1);
+        seq = got;
+        if (i % 3 != 2)
+            continue;
+        for (uint32_t j = i - 2; j <= i; j++) {
+            struct mpq_item item = reserve_ok(consumer);
+            CHECK_EQ(item.seq, seq - (i - j));
+            CHECK_EQ(item.length, j % 500 == 499 ? sizeof body : j * 37 % 3000);
+            for (uint32_t at = 0; at < item.length; at += 97)
+                CHECK_EQ(item.body[at], j & 0xFF);
+            ack_ok(consumer, &item);
+        }
+    }
+    struct mpq_stats stats;
+    mpq_stats_get(queue, &stats);
+    CHECK_EQ(stats.depth, 0);
+    CHECK_EQ(stats.enqueued_items, 6000);
+    CHECK_EQ(stats.lost_items + stats.gap_items, 0);
+    CHECK(stats.tail_generation > 100);
+    CHECK(stats.segments <= 16 + 2);
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
+static void a_batch_has_consecutive_seqs_and_a_bound(void)
+{
+    struct fixture fixture;
+    struct mpq_error error;
+    struct mpq_call call = FOREVER;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_SYNC);
+    struct mpq_queue *queue = open_queue(&args);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    static uint8_t body[40000];
+    struct mpq_item_in items[100];
+    for (size_t i = 0; i < 100; i++)
+        items[i] = (struct mpq_item_in){.body = body, .length = (uint32_t)i};
+    uint64_t first = 0, ticket = 0;
+    mpq_status status = mpq_put_batch(queue, items, 100, &call, &first, &ticket, &error);
+    CHECK(status == MPQ_OK || status == MPQ_FLUSH);
+    if (status == MPQ_FLUSH)
+        CHECK_STATUS(mpq_put_flush(queue, ticket, &call, &error), MPQ_OK, error);
+    for (uint64_t i = 0; i < 100; i++) {
+        struct mpq_item item = reserve_ok(consumer);
+        CHECK_EQ(item.seq, first + i);
+        CHECK_EQ(item.length, i);
+        ack_ok(consumer, &item);
+    }
+    items[0].length = items[1].length = sizeof body; /* together more than half a segment */
+    CHECK_STATUS(mpq_put_batch(queue, items, 2, &call, &first, &ticket, &error), MPQ_TOO_LARGE,
+                 error);
+    CHECK_EQ(mpq_depth(queue), 0);
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
+static void refusals_change_nothing(void)
+{
+    struct fixture fixture;
+    struct mpq_error error;
+    struct mpq_call call = FOREVER, now = {.deadline_ns = 0};
+    uint64_t seq = 0, ticket = 0;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_NONE);
+    args.options.capacity = 3;
+    args.options.max_item = 1000;
+    args.given |= MPQ_GIVEN_CAPACITY | MPQ_GIVEN_MAX_ITEM;
+    struct mpq_queue *queue = open_queue(&args);
+    static uint8_t body[1001];
+    CHECK_STATUS(put(queue, body, sizeof body, &seq, &error), MPQ_TOO_LARGE, error);
+    for (int i = 0; i < 3; i++)
+        put_ok(queue, body, 10);
+    struct mpq_item_in item = {.body = body, .length = 10};
+    CHECK_STATUS(mpq_put(queue, &item, &now, &seq, &ticket, &error), MPQ_FULL, error);
+    CHECK_EQ(error.reason, MPQ_FULL_CAPACITY);
+    CHECK_STATUS(mpq_seal(queue, false, &call, &error), MPQ_OK, error);
+    CHECK_STATUS(put(queue, body, 1, &seq, &error), MPQ_SEALED, error);
+    CHECK_EQ(mpq_depth(queue), 3);
+
+    struct mpq_consumer *consumer = open_consumer(queue), *second = NULL;
+    struct mpq_queue *other = open_queue(&args);
+    CHECK_STATUS(mpq_consumer_open(other, &now, &second, &error), MPQ_CONSUMER_BUSY, error);
+    for (int i = 0; i < 3; i++) {
+        struct mpq_item got = reserve_ok(consumer);
+        ack_ok(consumer, &got);
+    }
+    struct mpq_item none;
+    CHECK_STATUS(reserve(consumer, &none, &error), MPQ_SEALED, error);
+    char gate[48];
+    CHECK_STATUS(mpq_destroy(fixture.path, NULL, gate, &error), MPQ_ATTACHED, error);
+    close_queue(other);
+    close_consumer(consumer);
+    close_queue(queue);
+    args.options.segment_size = 128 << 10;
+    CHECK_STATUS(mpq_open(&args, &call, &queue, &error), MPQ_MISMATCH, error);
+    CHECK_STATUS(mpq_destroy(fixture.path, NULL, gate, &error), MPQ_OK, error);
+    CHECK(access(fixture.path, F_OK) != 0);
+    fixture_remove(&fixture);
+}
+
+int main(void)
+{
+    RUN(items_come_in_order_and_leave_by_ack);
+    RUN(a_nack_returns_the_item_to_its_place);
+    RUN(acks_out_of_order_survive_reopening);
+    RUN(segments_roll_and_are_used_again);
+    RUN(a_batch_has_consecutive_seqs_and_a_bound);
+    RUN(refusals_change_nothing);
+    return 0;
+}
