@@ -469,6 +469,9 @@ void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64
                     const struct mpq_seen *seen);
 /* Where the consumer may read up to, by policy. */
 uint64_t mpq_visible_limit(const struct mpq_queue *queue);
+/* watch.c: nobody alive will settle or flush the frame above the watermark where the walk stands.
+ * Without `map`, also true when that cannot be told from what is mapped. */
+bool mpq_head_orphaned(struct mpq_consumer *consumer, bool map);
 /* Entry of the consumer's calls: refuses a closed one and one of the parent's. */
 mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *error);
 /* ... and counts the call in, so that closing the handle waits for it; mpq_exit counts it out. */

@@ -531,7 +531,7 @@ static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_erro
     struct mpq_queue *queue = consumer->queue;
     if (mpq_load(queue->control->sealed) == 0 || consumer->out != 0 || consumer->again_count != 0 ||
         consumer->read_position < mpq_tail_read(queue->control).position)
-        return MPQ_EMPTY;
+        return mpq_head_orphaned(consumer, false) ? MPQ_AGAIN : MPQ_EMPTY;
     return mpq_fail(error, MPQ_SEALED, "%s: sealed and drained: no item will come any more",
                     queue->path);
 }

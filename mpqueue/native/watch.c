@@ -27,27 +27,54 @@ static bool look(struct mpq_consumer *consumer, bool *pending, uint32_t *slices)
     return now;
 }
 
-/* The frame at the read position is above the watermark. True: a flush would move it. */
-static bool settle_head(struct mpq_consumer *consumer)
+enum head { HEAD_NONE, HEAD_UNSEEN, HEAD_SEEN };
+
+/* The frame at the read position, when it is above the watermark. */
+static enum head look_at_head(struct mpq_consumer *consumer, bool map, struct mpq_segment **segment,
+                              uint64_t *offset, struct mpq_seen *seen)
 {
     struct mpq_queue *queue = consumer->queue;
     const uint64_t position = consumer->read_position;
     const uint64_t generation = MPQ_POSITION_GEN(position);
     struct mpq_error error;
-    struct mpq_seen seen;
     if (mpq_visible_limit(queue) > position || mpq_tail_read(queue->control).position <= position)
-        return false;
-    uint64_t offset = MPQ_POSITION_OFF(position);
+        return HEAD_NONE;
     if (generation < mpq_load(queue->control->oldest_generation))
-        return true;
-    if (offset < MPQ_SEGMENT_FIRST)
-        offset = MPQ_SEGMENT_FIRST;
-    struct mpq_segment *segment = mpq_consumer_segment(consumer, generation, &error);
-    if (segment == NULL ||
-        mpq_frame_see(queue, segment, offset, consumer->read_seq, &seen) != MPQ_SEE_FRAME)
-        return true;
-    if (seen.code != MPQ_CLAIMED)
-        return true;
+        return HEAD_UNSEEN;
+    *offset = mpq_max64(MPQ_POSITION_OFF(position), MPQ_SEGMENT_FIRST);
+    *segment = consumer->segment;
+    if (*segment == NULL || (*segment)->generation != generation)
+        *segment = map ? mpq_consumer_segment(consumer, generation, &error) : NULL;
+    return *segment != NULL && mpq_frame_see(queue, *segment, *offset, consumer->read_seq, seen) ==
+                                   MPQ_SEE_FRAME
+               ? HEAD_SEEN
+               : HEAD_UNSEEN;
+}
+
+bool mpq_head_orphaned(struct mpq_consumer *consumer, bool map)
+{
+    struct mpq_queue *queue = consumer->queue;
+    struct mpq_segment *segment;
+    struct mpq_seen seen;
+    uint64_t offset;
+    if (!mpq_visible_is_durable(queue) || mpq_load(queue->control->poison_errno) != 0)
+        return false;
+    const enum head head = look_at_head(consumer, map, &segment, &offset, &seen);
+    if (head != HEAD_SEEN)
+        return head == HEAD_UNSEEN;
+    return seen.code == MPQ_GAP || mpq_dead(queue, MPQ_STATE_INC(seen.header.state));
+}
+
+/* True: a flush would move the watermark beyond the head. */
+static bool settle_head(struct mpq_consumer *consumer)
+{
+    struct mpq_queue *queue = consumer->queue;
+    struct mpq_segment *segment;
+    struct mpq_seen seen;
+    uint64_t offset;
+    const enum head head = look_at_head(consumer, true, &segment, &offset, &seen);
+    if (head != HEAD_SEEN || seen.code != MPQ_CLAIMED)
+        return head != HEAD_NONE;
     const uint64_t claimant = MPQ_STATE_INC(seen.header.state);
     if (!mpq_dead(queue, claimant)) {
         mpq_store(queue->control->blocked_on_claim, claimant);
@@ -57,15 +84,19 @@ static bool settle_head(struct mpq_consumer *consumer)
     return true;
 }
 
-static mpq_status clear_the_way(struct mpq_consumer *consumer, struct mpq_error *error)
+static mpq_status clear_the_way(struct mpq_consumer *consumer, bool orphans_only, bool *cleared,
+                                struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
+    *cleared = false;
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
-    bool flush = settle_head(consumer);
+    const uint64_t position = consumer->read_position;
+    bool flush = (!orphans_only || mpq_head_orphaned(consumer, true)) && settle_head(consumer);
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
     if (!flush || mpq_load(queue->control->poison_errno) != 0)
         return MPQ_OK; /* poisoned: what is durable can still be read */
     status = mpq_flush_once(queue, error);
+    *cleared = status == MPQ_OK && mpq_visible_limit(queue) > position;
     return status == MPQ_POISONED ? MPQ_OK : status;
 }
 
@@ -74,8 +105,12 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
 {
     struct mpq_queue *queue = consumer->queue;
     struct mpq_control *control = queue->control;
-    bool pending = false;
+    bool pending = false, cleared;
     uint32_t slices = 0;
+    /* Also in a call that must not wait: what the dead accepted is ready, once it is seen. */
+    mpq_status status = clear_the_way(consumer, true, &cleared, error);
+    if (status != MPQ_OK || cleared)
+        return status;
     for (int i = 0; i < SPINS; i++) {
         if (mpq_visible_limit(queue) > consumer->limit)
             break;
@@ -87,7 +122,7 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     uint64_t slice = MPQ_SLICE_NS;
     if (pending)
         slice = mpq_min64(MPQ_MS << mpq_min64(slices, 7), MPQ_SLICE_NS);
-    mpq_status status = mpq_wait_sleep(queue, &waiter, call, slice);
+    status = mpq_wait_sleep(queue, &waiter, call, slice);
     if (status != MPQ_OK)
         return status;
     status = mpq_still_there(queue, error);
@@ -97,7 +132,7 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     consumer->idle_slices = pending ? consumer->idle_slices + 1 : 0;
     pthread_mutex_unlock(&consumer->mutex);
     if (pending && slices >= OWN_FLUSH_SLICES && mpq_visible_is_durable(queue))
-        status = clear_the_way(consumer, error);
+        status = clear_the_way(consumer, false, &cleared, error);
     return status;
 }
 
