@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import mpqueue
 import payload
 from ledger import Ledger
-
-import mpqueue
 
 ROLE_WAIT = 600.0
 

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import mpqueue
 import payload
 from ledger import Ledger
-
-import mpqueue
 
 BATCH_ITEM = 3_000  # items above are put alone, so that a batch stays within half a segment
 LONG_BATCH = 330

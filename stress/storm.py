@@ -25,15 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import consumer
+import mpqueue
+import mpqueue._native
 import oracle
 import payload
 import producer
 from children import Child, Children
 from control import Control
 from ledger import Ledger
-
-import mpqueue
-import mpqueue._native
 
 POLICIES = ("group", "sync", "interval", "none")
 GEOMETRY = ("--segment-size", "64K", "--max-segments", "12")

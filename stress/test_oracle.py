@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import oracle
 import pytest
+
+import oracle
 
 GOOD = {
     "producer-1": "a 0 1 10\na 1 2 11\n",
