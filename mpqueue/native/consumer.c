@@ -112,6 +112,8 @@ static mpq_status take_over(struct mpq_consumer *consumer, struct mpq_error *err
     mpq_status status = mpq_cursor_attach(consumer, error);
     if (status == MPQ_OK && recount)
         mpq_recount(consumer);
+    if (status == MPQ_OK && !mpq_attempts_recall(consumer))
+        status = mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
     mpq_store(control->read_seq, consumer->read_seq);
     mpq_store(control->read_position, consumer->read_position);
     return status;

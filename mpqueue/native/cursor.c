@@ -128,14 +128,19 @@ static void fill_attempts(struct mpq_consumer *consumer, struct mpq_cursor_slot 
     uint32_t count = 0;
     for (uint32_t i = consumer->retried_count; i-- > 0 && count < MPQ_CURSOR_ATTEMPTS;) {
         uint64_t seq = consumer->retried[i];
-        const struct mpq_entry *entry = mpq_entry_of(consumer, seq);
-        if (seq < consumer->record.floor || entry->seq != seq || entry->state == MPQ_ENTRY_SETTLED)
+        if (seq < consumer->record.floor || mpq_acked(consumer->queue, seq))
             continue;
         attempts[count].seq = seq;
-        attempts[count].attempts = entry->attempts;
+        attempts[count].attempts = mpq_attempts_of(consumer->queue, seq);
         count++;
     }
     head->attempts_count = count;
+}
+
+/* Moves with every hand-out and return; they change no ack but a counter and attempts. */
+static uint64_t moves(const struct mpq_control *control)
+{
+    return mpq_load(control->delivered_items) + mpq_load(control->nacked_items);
 }
 
 static void snapshot(struct mpq_consumer *consumer)
@@ -158,6 +163,7 @@ static void snapshot(struct mpq_consumer *consumer)
     head->redelivered_items = mpq_load(control->redelivered_items);
     head->nacked_items = mpq_load(control->nacked_items);
     head->loss_events = mpq_load(control->loss_events);
+    consumer->cursor_moves = moves(control);
     uint8_t *at = consumer->cursor_buffer + MPQ_CURSOR_HEADER;
     fill_bitmap(queue, record->floor, (uint32_t *)(void *)at);
     fill_attempts(consumer, head, (void *)(at + queue->created.ack_window / 8));
@@ -226,7 +232,8 @@ static mpq_status sync_inside(struct mpq_consumer *consumer, struct mpq_error *e
     pthread_mutex_lock(&consumer->cursor_mutex);
     /* A write that began after our acks has covered them. */
     pthread_mutex_lock(&consumer->mutex);
-    bool dirty = consumer->cursor_dirty || consumer->record_open || consumer->record_changed;
+    bool dirty = consumer->cursor_dirty || consumer->record_open || consumer->record_changed ||
+                 consumer->cursor_moves != moves(consumer->queue->control);
     pthread_mutex_unlock(&consumer->mutex);
     if (dirty)
         status = write_slot(consumer, error);
@@ -300,6 +307,7 @@ static void *helper_main(void *argument)
         consumer->helper_wanted = consumer->helper_reclaim = false;
         pthread_mutex_unlock(&consumer->mutex);
         /* Failures are latched as poison; whoever needs durability next is told. */
+        mpq_flush_if_due(queue);
         mpq_status status = mpq_cursor_write(consumer, NULL);
         if (status == MPQ_OK && reclaim)
             status = mpq_cursor_write(consumer, NULL);

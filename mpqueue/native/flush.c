@@ -11,6 +11,7 @@
  * file description once. I3 the first flush through a new mapping re-dirties what it covers,
  * because a mapping made after a failed write-back is told nothing.
  * Model: sync_flush.pml. */
+#include <stdio.h>
 #include <sys/mman.h>
 
 #include "internal.h"
@@ -290,6 +291,17 @@ mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error)
     return flush_unless_done(queue, UINT64_MAX, error);
 }
 
+void mpq_flush_if_due(struct mpq_queue *queue)
+{
+    struct mpq_control *control = queue->control;
+    if (mpq_load(control->durability) != MPQ_DURABILITY_INTERVAL ||
+        mpq_load(control->poison_errno) != 0)
+        return;
+    const uint64_t items = mpq_tail_read(control).items;
+    if (items > mpq_load(control->durable_items) && interval_due(queue, items))
+        (void)mpq_flush_once(queue, NULL); /* a failure is latched for whoever puts next */
+}
+
 /* ---- tickets */
 
 /* Takes the leadership; a dead leader is replaced. */
@@ -364,6 +376,21 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
     }
 }
 
+/* What was put is in the queue: its caller must not take another error for "nothing changed". */
+static mpq_status outcome_unknown(mpq_status status, struct mpq_error *error)
+{
+    if (status != MPQ_SYSTEM && status != MPQ_MEMORY && status != MPQ_NO_SPACE)
+        return status;
+    if (error != NULL) {
+        const size_t used = strlen(error->message);
+        snprintf(error->message + used, sizeof error->message - used,
+                 "; what was put last is in the queue, but it is not known to be on the disk: "
+                 "flush() tries again");
+        error->status = MPQ_FLUSH_FAILED;
+    }
+    return MPQ_FLUSH_FAILED;
+}
+
 mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket, const struct mpq_call *call,
                          struct mpq_error *error)
 {
@@ -374,6 +401,7 @@ mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket, const struct 
         status = mpq_flush_once(queue, error);
     else if (ticket != 0)
         status = wait_ticket(queue, ticket, call, error);
+    status = outcome_unknown(status, error);
     if (status == MPQ_OK) {
         struct mpq_tail_now tail = mpq_tail_read(queue->control);
         uint64_t next = MPQ_POSITION_GEN(tail.position) + 1;

@@ -381,6 +381,8 @@ mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error);
 void mpq_redirty(struct mpq_segment *segment, uint64_t from, uint64_t to);
 /* What a put must wait for after publishing: 0 = nothing, else a ticket. */
 uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after);
+/* Under interval: the consumer looks at the time for producers that went silent. */
+void mpq_flush_if_due(struct mpq_queue *queue);
 bool mpq_visible_is_durable(const struct mpq_queue *queue);
 
 /* ---- consumer.c, reserve.c, ack.c, cursor.c, reclaim.c */
@@ -422,6 +424,7 @@ struct mpq_consumer {
     bool record_open; /* settles gathered, not flipped yet */
     bool record_changed; /* the floor moved, not flipped yet */
     bool blocked_on_claim, blocked_on_window; /* why the walk stands still */
+    uint64_t claimed_at; /* read position above which the watch saw a live claim */
     uint32_t idle_slices; /* of reserve_wait without progress */
     bool peeking; /* look, book nothing */
     bool tell; /* `untold` was booked and is still to be told */
@@ -436,6 +439,7 @@ struct mpq_consumer {
     uint64_t slot_floor_position[2];
     uint64_t slot_floor[2];
     bool cursor_dirty; /* acks since the last write began */
+    uint64_t cursor_moves; /* hand-outs and returns that it covered */
     pthread_mutex_t cursor_mutex; /* one writer at a time; taken before mutex */
 
     /* helper thread */
@@ -447,6 +451,10 @@ struct mpq_consumer {
 
 /* consumer->mutex held in all of these */
 bool mpq_acked(const struct mpq_queue *queue, uint64_t seq);
+/* Hand-outs so far, as control counts them. */
+uint32_t mpq_attempts_of(const struct mpq_queue *queue, uint64_t seq);
+/* A new consumer's list of what was handed out more than once before it. False: out of memory. */
+bool mpq_attempts_recall(struct mpq_consumer *consumer);
 enum mpq_settle { MPQ_SETTLE_ACK, MPQ_SETTLE_GAP, MPQ_SETTLE_LOST, MPQ_SETTLE_SKIP };
 void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enum mpq_settle how);
 /* Makes gathered settles visible: one flip, then the window word. */

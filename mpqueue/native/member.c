@@ -350,8 +350,9 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
 mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
 {
     struct stat now;
-    if (queue->io->fstat(queue->io, queue->checker, &now) == 0 && now.st_nlink > 0 &&
-        now.st_ino == queue->meta_inode)
+    if (queue->io->fstat(queue->io, queue->checker, &now) != 0)
+        return mpq_fail_errno(error, "%s: cannot look at meta", queue->path);
+    if (now.st_nlink > 0 && now.st_ino == queue->meta_inode)
         return MPQ_OK;
     return mpq_fail(
         error, MPQ_REMOVED,

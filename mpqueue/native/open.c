@@ -458,6 +458,8 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
         if (status == MPQ_OK)
             status = flushed;
         mpq_stats_get(queue, &queue->last_stats);
+    } else { /* at the fork a thread of the parent may have held it, which does not exist here */
+        pthread_mutex_init(&queue->mutex, NULL);
     }
     pthread_mutex_lock(&queue->mutex);
     uint32_t closing = atomic_exchange(&queue->closing, 1);

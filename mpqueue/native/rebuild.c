@@ -728,13 +728,14 @@ mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, cons
     int control_fd = -1;
     if (r == NULL)
         status = mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
+    else
+        r->cursor_fd = -1;
     if (status == MPQ_OK) {
         struct mpq_meta_slot next = *meta;
         next.epoch = new_epoch(queue, meta);
         r->queue = queue;
         r->how = how;
         r->report = report;
-        r->cursor_fd = -1;
         status = mpq_control_make(queue, &next, boot_id, &control_fd, error);
     }
     if (status == MPQ_OK)

@@ -347,16 +347,24 @@ static enum step step(struct mpq_consumer *consumer, struct step_out *out, struc
 
 static mpq_status walk(struct mpq_consumer *consumer, struct step_out *out, struct mpq_error *error)
 {
+    struct mpq_control *control = consumer->queue->control;
+    const bool waited =
+        consumer->blocked_on_claim || consumer->blocked_on_window || consumer->idle_slices != 0;
     consumer->blocked_on_claim = consumer->blocked_on_window = false;
     enum step next;
     do {
         next = step(consumer, out, error);
     } while (next == STEP_ON);
-    if (next == STEP_ITEM)
+    if (next == STEP_ITEM) {
+        if (MPQ_UNLIKELY(waited)) {
+            mpq_store(control->blocked_on_claim, 0);
+            mpq_store(control->blocked_on_window, 0);
+        }
         return MPQ_OK;
+    }
     mpq_settle_commit(consumer);
-    struct mpq_control *control = consumer->queue->control;
-    if (!consumer->blocked_on_claim && mpq_load(control->blocked_on_claim) != 0)
+    if (!consumer->blocked_on_claim && consumer->claimed_at != consumer->read_position &&
+        mpq_load(control->blocked_on_claim) != 0)
         mpq_store(control->blocked_on_claim, 0);
     mpq_store(control->blocked_on_window, consumer->blocked_on_window ? 1 : 0);
     return out->status;
@@ -371,9 +379,7 @@ static bool remember_retried(struct mpq_consumer *consumer, uint64_t seq)
         uint32_t kept = 0; /* settled ones go first */
         for (uint32_t i = 0; i < consumer->retried_count; i++) {
             uint64_t old = consumer->retried[i];
-            const struct mpq_entry *entry = mpq_entry_of(consumer, old);
-            if (old >= consumer->record.floor && entry->seq == old &&
-                entry->state != MPQ_ENTRY_SETTLED)
+            if (old >= consumer->record.floor && !mpq_acked(consumer->queue, old))
                 consumer->retried[kept++] = old;
         }
         consumer->retried_count = kept;
@@ -395,12 +401,27 @@ static bool remember_retried(struct mpq_consumer *consumer, uint64_t seq)
 
 #define ATTEMPT_SEQ(seq) ((seq) & ((1ULL << 48) - 1))
 
+uint32_t mpq_attempts_of(const struct mpq_queue *queue, uint64_t seq)
+{
+    uint64_t now = mpq_load(queue->attempts[seq % ((uint64_t)queue->window_words * 32)]);
+    return now >> 16 == ATTEMPT_SEQ(seq) ? (uint32_t)(now & 0xFFFF) : 0;
+}
+
+bool mpq_attempts_recall(struct mpq_consumer *consumer)
+{
+    const uint64_t floor = consumer->record.floor;
+    for (uint64_t seq = floor; seq - floor < (uint64_t)consumer->queue->window_words * 32; seq++)
+        if (mpq_attempts_of(consumer->queue, seq) > 1 && !mpq_acked(consumer->queue, seq) &&
+            !remember_retried(consumer, seq))
+            return false;
+    return true;
+}
+
 static uint32_t count_attempt(struct mpq_consumer *consumer, uint64_t seq)
 {
     struct mpq_queue *queue = consumer->queue;
     _Atomic uint64_t *slot = &queue->attempts[seq % ((uint64_t)queue->window_words * 32)];
-    uint64_t now = mpq_load(*slot);
-    uint32_t attempts = now >> 16 == ATTEMPT_SEQ(seq) ? (uint32_t)(now & 0xFFFF) : 0;
+    uint32_t attempts = mpq_attempts_of(queue, seq);
     if (attempts < 0xFFFF)
         attempts++;
     mpq_store(*slot, ATTEMPT_SEQ(seq) << 16 | attempts);
@@ -460,7 +481,8 @@ static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry,
     mpq_bump(control->delivered_items, 1);
     if (MPQ_UNLIKELY(entry->attempts > 1)) {
         mpq_bump(control->redelivered_items, 1);
-        (void)remember_retried(consumer, item->seq);
+        if (entry->attempts == 2) /* once: recalled ones are in the list */
+            (void)remember_retried(consumer, item->seq);
     }
     mpq_store(control->reserved_items, consumer->out);
     mpq_store(control->read_seq, consumer->read_seq);

@@ -73,10 +73,12 @@ static bool settle_head(struct mpq_consumer *consumer)
     struct mpq_seen seen;
     uint64_t offset;
     const enum head head = look_at_head(consumer, true, &segment, &offset, &seen);
+    consumer->claimed_at = 0;
     if (head != HEAD_SEEN || seen.code != MPQ_CLAIMED)
         return head != HEAD_NONE;
     const uint64_t claimant = MPQ_STATE_INC(seen.header.state);
     if (!mpq_dead(queue, claimant)) {
+        consumer->claimed_at = consumer->read_position;
         mpq_store(queue->control->blocked_on_claim, claimant);
         return false;
     }
@@ -125,6 +127,7 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     status = mpq_wait_sleep(queue, &waiter, call, slice);
     if (status != MPQ_OK)
         return status;
+    mpq_flush_if_due(queue);
     status = mpq_still_there(queue, error);
     if (status != MPQ_OK || look(consumer, &pending, &slices))
         return status;
