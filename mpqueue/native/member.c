@@ -378,6 +378,17 @@ mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struc
     return MPQ_OK;
 }
 
+mpq_status mpq_reenter(struct mpq_queue *queue, const struct mpq_call *call,
+                       struct mpq_error *error)
+{
+    if (!mpq_forked(queue))
+        return MPQ_OK;
+    mpq_status status = mpq_enter(queue, call, error);
+    if (status != MPQ_OK)
+        atomic_fetch_add(&queue->inflight, 1); /* the caller's mpq_exit takes it off */
+    return status;
+}
+
 void mpq_exit(struct mpq_queue *queue)
 {
     atomic_fetch_sub(&queue->inflight, 1);

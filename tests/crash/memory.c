@@ -17,8 +17,12 @@ static struct memory *self(mpq_io *io)
     return (struct memory *)(uintptr_t)io;
 }
 
+void (*memory_complaint)(const char *what);
+
 static void die(const char *what)
 {
+    if (memory_complaint != NULL)
+        memory_complaint(what);
     fprintf(stderr, "memory world: %s\n", what);
     abort();
 }

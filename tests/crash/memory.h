@@ -73,5 +73,7 @@ void memory_resize(struct memory *world, struct memory_file *file, uint64_t byte
 /* Descriptors, mappings and allocations that are still open: 0 after everything was closed. */
 uint64_t memory_leaks(const struct memory *world);
 uint64_t memory_random(struct memory *world);
+/* Told before the program ends because the core did what no kernel takes (a double close). */
+extern void (*memory_complaint)(const char *what);
 
 #endif

@@ -90,6 +90,11 @@ static void failed(const char *what, uint64_t a, uint64_t b)
     exit(1);
 }
 
+static void on_complaint(const char *what)
+{
+    failed(what, 0, 0);
+}
+
 static void on_alarm(int number)
 {
     (void)number;
@@ -695,6 +700,7 @@ int main(int argc, char **argv)
         return 2;
     }
     signal(SIGALRM, on_alarm);
+    memory_complaint = on_complaint;
     if (strcmp(argv[1], "replay") == 0)
         return replay(argc, argv);
     run_seed = strtoull(argv[1], NULL, 10);

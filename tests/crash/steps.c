@@ -1,0 +1,549 @@
+/* steps.c - SIGKILL at every instruction of an operation, on a real queue with real processes.
+ *
+ * usage: steps SEED STRIDE POINTS [SCENARIO [SYSCALLS STEPS]]
+ *
+ * A child attaches to the queue, stops, and does one operation under ptrace. First it is stepped
+ * through once, to learn how many instructions lie between its system calls. Then, for every
+ * STRIDE-th instruction (from a phase that SEED gives; longer paths are thinned to POINTS points
+ * spread evenly), a new child runs to that instruction and is killed there; one time in four a
+ * second one is killed on top, at another instruction of the same operation. A survivor must then
+ * put, reserve and ack within the watchdog, and everything must add up:
+ *
+ *   - what a put had returned for is delivered, once, in order, unaltered, unless it was acked;
+ *     what an ack had returned for is not; the killed item is whole or absent, a batch all or
+ *     nothing;
+ *   - depth = what is delivered + what became a gap; afterwards it is 0.
+ *
+ * The figures at the end show that it bites: lock takeovers, gaps, children that were killed with
+ * the operation half done. A failure prints its scenario and point, which replay it. */
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "steps.h"
+#include "tracer.h"
+
+#define WORKERS 2
+
+static uint64_t seed_given, random_state;
+static struct run *current;
+
+static uint64_t dice(void)
+{
+    random_state += 0x9E3779B97F4A7C15ULL; /* splitmix64 */
+    uint64_t z = random_state;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+}
+
+static void replay_line(void)
+{
+    fprintf(stderr, "replay: steps %llu 1 1 %s %u %u\n", (unsigned long long)seed_given,
+            current->scenario->name, current->at_syscall, current->at_step);
+}
+
+__attribute__((format(printf, 1, 2), noreturn)) static void failed(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "FAILED ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    replay_line();
+    exit(1);
+}
+
+void tracer_failed(const char *what, int detail)
+{
+    failed("%s %d; it says: %s", what, detail, current->shared->failure);
+}
+
+static void on_alarm(int number)
+{
+    (void)number;
+    fprintf(stderr, "FAILED the survivor hangs\n");
+    replay_line();
+    _exit(1);
+}
+
+/* ---- the survivor */
+
+static void survivor_put(struct run *run, uint32_t count, uint32_t length)
+{
+    struct mpq_error error;
+    if (run->next + count >= IDS)
+        failed("out of ids");
+    mpq_status status = put(run, run->home, run->next, count, length, &error);
+    if (status != MPQ_OK)
+        failed("the survivor's put: %s: %s", mpq_status_name(status), error.message);
+    run->next += count;
+}
+
+static void survivor_open(struct run *run)
+{
+    struct mpq_error error;
+    if (run->home != NULL)
+        return;
+    mpq_status status = attach(run, &run->home, &error);
+    if (status != MPQ_OK)
+        failed("the survivor's open: %s: %s", mpq_status_name(status), error.message);
+}
+
+static void survivor_close(struct run *run)
+{
+    struct mpq_error error;
+    if (run->home == NULL)
+        return;
+    if (mpq_close(run->home, &forever, &error) != MPQ_OK)
+        failed("the survivor's close: %s", error.message);
+    mpq_free(run->home);
+    run->home = NULL;
+}
+
+/* Takes an item into account; false when it is the sentinel. */
+static bool account(struct run *run, const struct mpq_item *item, uint8_t *seen)
+{
+    const struct shared *shared = run->shared;
+    uint32_t id = IDS;
+    if (item->length >= 4)
+        memcpy(&id, item->body, 4);
+    if (id < run->base || id >= run->next || shared->put[id] == NOT)
+        failed("an item that was never put: id %u seq %llu", id, (unsigned long long)item->seq);
+    if (!is_right(item, id))
+        failed("an altered item: id %u", id);
+    if (seen[id]++ != 0)
+        failed("delivered twice: id %u", id);
+    if (shared->ack[id] == RETURNED)
+        failed("an ack was undone: id %u", id);
+    if (item->seq <= run->last_seq)
+        failed("out of order: seq %llu after %llu", (unsigned long long)item->seq,
+               (unsigned long long)run->last_seq);
+    run->last_seq = item->seq;
+    return id != run->next - 1;
+}
+
+static uint64_t drain(struct run *run, struct mpq_consumer *consumer, uint8_t *seen)
+{
+    struct mpq_error error;
+    const struct mpq_call call = soon();
+    uint64_t delivered = 0;
+    for (bool more = true; more;) {
+        struct mpq_item item;
+        mpq_status status = mpq_reserve_try(consumer, &item, &error);
+        if (status == MPQ_OK) {
+            delivered++;
+            more = account(run, &item, seen);
+            mpq_segment_release(item.segment);
+            status = mpq_ack(consumer, item.seq, item.token, &error);
+            if (status == MPQ_OK && mpq_ack_needs_sync(consumer))
+                status = mpq_consumer_sync(consumer, &error);
+        } else if (status == MPQ_EMPTY || status == MPQ_AGAIN) {
+            status = mpq_reserve_wait(consumer, &call, &error);
+            if (status == MPQ_TIMEOUT)
+                failed("the survivor gets nothing within the watchdog");
+        }
+        if (status != MPQ_OK)
+            failed("the survivor's reserve: %s: %s", mpq_status_name(status), error.message);
+    }
+    return delivered;
+}
+
+static void compare(struct run *run, const uint8_t *seen)
+{
+    const struct shared *shared = run->shared;
+    for (uint32_t id = run->base; id < run->next; id++) {
+        if (shared->put[id] == RETURNED && shared->ack[id] == NOT && !seen[id])
+            failed("lost: id %u", id);
+        if (shared->put[id] == ASKED)
+            run->half++;
+        const uint32_t first = shared->first[id], count = shared->count[id];
+        uint32_t there = 0, acked = 0;
+        for (uint32_t i = first; i < first + count && id == first; i++) {
+            there += seen[i];
+            acked += shared->ack[i] != NOT;
+        }
+        if (id == first && acked == 0 && there != 0 && there != count)
+            failed("part of a batch: %u of %u from id %u", there, count, first);
+    }
+}
+
+/* The survivor goes on: one more item in, everything out, and the books agree. */
+static void survive(struct run *run)
+{
+    static uint8_t seen[IDS];
+    struct mpq_error error;
+    struct mpq_consumer *consumer;
+    struct mpq_stats before, after;
+    const uint64_t began = mpq_monotonic_ns();
+    alarm(60);
+    memset(seen + run->base, 0, run->next + 1 - run->base);
+    survivor_open(run);
+    mpq_stats_get(run->home, &before);
+    survivor_put(run, 1, 0);
+    const struct mpq_call call = soon();
+    if (mpq_consumer_open(run->home, &call, &consumer, &error) != MPQ_OK)
+        failed("the survivor's consumer: %s", error.message);
+    const uint64_t depth = mpq_depth(run->home);
+    const uint64_t delivered = drain(run, consumer, seen);
+    const uint64_t took = mpq_monotonic_ns() - began;
+    compare(run, seen);
+    mpq_stats_get(run->home, &after);
+    if (depth != delivered + after.gap_items - before.gap_items)
+        failed("depth was %llu, not %llu delivered + %llu gaps", (unsigned long long)depth,
+               (unsigned long long)delivered,
+               (unsigned long long)(after.gap_items - before.gap_items));
+    if (after.depth != 0 || after.backlog_bytes != 0 || after.lost_items != 0 || after.fault != 0 ||
+        after.poison_errno != 0)
+        failed("depth %llu, backlog %llu, lost %llu, fault %u, poison %u are left",
+               (unsigned long long)after.depth, (unsigned long long)after.backlog_bytes,
+               (unsigned long long)after.lost_items, after.fault, after.poison_errno);
+    run->gaps += after.gap_items - before.gap_items;
+    run->takeovers += after.takeovers - before.takeovers;
+    if (mpq_checkpoint(consumer, &call, &error) != MPQ_OK ||
+        mpq_consumer_close(consumer, &error) != MPQ_OK)
+        failed("the survivor's checkpoint: %s", error.message);
+    mpq_consumer_free(consumer);
+    run->longest_ns = mpq_max64(run->longest_ns, took);
+    alarm(0);
+    run->base = run->next;
+    if (run->next > IDS - 2000) {
+        memset(run->shared, 0, sizeof *run->shared);
+        run->base = run->next = 0;
+    }
+}
+
+/* ---- what the survivor prepares */
+
+static void before_few(struct run *run)
+{
+    survivor_put(run, 3, 0);
+    survivor_put(run, 1, 0);
+    survivor_put(run, 1, 0);
+}
+
+static uint64_t room_left(const struct run *run)
+{
+    const struct mpq_tail_now tail = mpq_tail_read(run->home->control);
+    const uint64_t offset = MPQ_POSITION_OFF(tail.position);
+    return offset < MPQ_SEGMENT_FIRST || offset > 65536 ? 0 : 65536 - offset;
+}
+
+/* The next page-sized put rolls into a segment that is prepared (group) or not (none). */
+static void before_roll(struct run *run)
+{
+    survivor_put(run, 1, 0);
+    while (room_left(run) >= 4096)
+        survivor_put(run, 1, room_left(run) > 9000 ? 4000 : 300);
+}
+
+static void before_segments(struct run *run)
+{
+    for (int i = 0; i < 14; i++)
+        survivor_put(run, 2, 4000);
+}
+
+/* ... of which some are acked, not all from the floor on. */
+static void before_consumed(struct run *run)
+{
+    static const bool acks[6] = {true, false, true, true, false, true};
+    struct mpq_error error;
+    struct mpq_consumer *consumer;
+    struct mpq_item items[6];
+    uint32_t taken = 0;
+    before_segments(run);
+    const struct mpq_call call = soon();
+    if (mpq_consumer_open(run->home, &call, &consumer, &error) != MPQ_OK ||
+        mpq_reserve_many_try(consumer, items, 6, 0, &taken, &error) != MPQ_OK)
+        failed("the survivor cannot consume: %s", error.message);
+    for (uint32_t i = 0; i < taken; i++) {
+        uint32_t id;
+        memcpy(&id, items[i].body, 4);
+        if (acks[i] && mpq_ack(consumer, items[i].seq, items[i].token, &error) != MPQ_OK)
+            failed("the survivor's ack: %s", error.message);
+        run->shared->ack[id] = acks[i] ? RETURNED : NOT;
+        mpq_segment_release(items[i].segment);
+    }
+    if (mpq_consumer_close(consumer, &error) != MPQ_OK)
+        failed("the survivor's consumer: %s", error.message);
+    mpq_consumer_free(consumer);
+}
+
+static void before_new_place(struct run *run)
+{
+    char *slash = strrchr(run->path, '/');
+    snprintf(slash, sizeof run->path - (size_t)(slash - run->path), "/new-%llu",
+             (unsigned long long)++run->serial);
+    run->last_seq = 0;
+}
+
+/* Leaves a dead owner in the header lock. */
+static void before_dead_owner(struct run *run)
+{
+    before_few(run);
+    struct mpq_control *control = run->home->control;
+    run->mine = run->next;
+    run->next += 1;
+    pid_t child = tracer_start(child_open, op_put, run);
+    while (mpq_load(control->owner) == 0)
+        if (!tracer_step(child))
+            failed("a put that never takes the lock");
+    tracer_kill(child);
+}
+
+static const struct scenario scenarios[] = {
+    {"put-none", 0, false, false, before_few, child_open, op_put},
+    {"put-interval", 1, false, false, before_few, child_open, op_put},
+    {"put-group", 2, false, false, before_few, child_open, op_put},
+    {"put-sync", 3, false, false, before_few, child_open, op_put},
+    {"put-forked", 2, false, false, before_few, child_inherit, op_put},
+    {"batch", 2, false, false, before_few, child_open, op_batch},
+    {"roll", 2, false, false, before_roll, child_open, op_put_page},
+    {"roll-unprepared", 0, false, false, before_roll, child_open, op_put_page},
+    {"put-large", 2, false, false, before_few, child_open, op_put_large},
+    {"takeover", 2, false, false, before_dead_owner, child_open, op_put},
+    {"reserve", 2, false, false, before_few, child_consume, op_reserve},
+    {"ack", 2, false, false, before_few, take_all, op_ack},
+    {"ack-many", 0, false, false, before_few, take_all, op_ack_many},
+    {"sync", 3, false, false, before_few, ack_all, op_sync},
+    {"checkpoint", 2, false, false, before_segments, ack_all, op_checkpoint},
+    {"role", 2, false, false, before_few, child_open, op_role},
+    {"close", 1, false, false, before_few, take_all, op_close},
+    {"join", 2, false, false, before_few, NULL, child_open},
+    {"recover", 2, true, false, before_consumed, NULL, child_open},
+    {"rebuild", 2, true, true, before_consumed, NULL, child_open},
+    {"rebuild-none", 0, true, true, before_few, NULL, child_open},
+    {"create", 2, true, false, before_new_place, NULL, child_open},
+};
+#define SCENARIOS (sizeof scenarios / sizeof *scenarios)
+
+/* ---- stepping */
+
+/* How many instructions lie behind each system call, up to `cap` each. */
+static void measure(struct run *run, uint32_t cap)
+{
+    run->mine = run->next;
+    run->next += 8;
+    pid_t child = tracer_start(run->scenario->setup, run->scenario->op, run);
+    memset(run->spans, 0, sizeof run->spans);
+    run->span_count = 0;
+    bool going = true;
+    while (going && run->span_count < SPANS) {
+        uint32_t *span = &run->spans[run->span_count++];
+        while (going && *span < cap && !tracer_at_call(child)) {
+            going = tracer_step(child);
+            ++*span;
+        }
+        run->instructions += *span;
+        if (going)
+            going = tracer_skip(child);
+    }
+    tracer_kill(child);
+}
+
+/* One child to (at_syscall, at_step), and no further. */
+static void kill_there(struct run *run)
+{
+    run->mine = run->next;
+    run->next += 8;
+    pid_t child = tracer_start(run->scenario->setup, run->scenario->op, run);
+    bool going = true;
+    for (uint32_t i = 0; going && i < run->at_syscall; i++)
+        going = tracer_skip(child);
+    for (uint32_t i = 0; going && i < run->at_step; i++)
+        going = tracer_step(child);
+    tracer_kill(child);
+    run->kills += going;
+    run->ended += !going;
+}
+
+static void locate(struct run *run, uint64_t instruction)
+{
+    run->at_syscall = 0;
+    while (run->at_syscall + 1 < run->span_count && instruction >= run->spans[run->at_syscall])
+        instruction -= run->spans[run->at_syscall++];
+    run->at_step = (uint32_t)instruction;
+}
+
+static void prepare(struct run *run)
+{
+    const struct scenario *scenario = run->scenario;
+    if (scenario->new_boot) { /* of the next opener: the child */
+        char boot[40];
+        snprintf(boot, sizeof boot, "boot-%llu", (unsigned long long)++run->serial);
+        survivor_open(run);
+        scenario->before(run);
+        survivor_close(run);
+        setenv("MPQ_BOOT_ID", boot, 1);
+        return;
+    }
+    if (scenario->before != before_new_place) {
+        survivor_open(run);
+        scenario->before(run);
+    }
+    if (scenario->alone)
+        survivor_close(run);
+    if (scenario->before == before_new_place)
+        scenario->before(run);
+}
+
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *where)
+{
+    (void)info;
+    (void)kind;
+    (void)where;
+    return remove(path);
+}
+
+static void point(struct run *run)
+{
+    prepare(run);
+    const uint32_t syscall = run->at_syscall, instruction = run->at_step;
+    kill_there(run);
+    if (dice() % 4 == 0) {
+        uint64_t total = 0;
+        for (uint32_t i = 0; i < run->span_count; i++)
+            total += run->spans[i];
+        locate(run, dice() % (total + 1));
+        kill_there(run);
+        run->at_syscall = syscall;
+        run->at_step = instruction;
+    }
+    survive(run);
+    if (run->scenario->before == before_new_place) {
+        survivor_close(run);
+        nftw(run->path, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+    }
+}
+
+/* ---- the runs */
+
+static void begin(struct run *run, const struct scenario *scenario, const char *base)
+{
+    memset(run->shared, 0, sizeof *run->shared);
+    run->scenario = scenario;
+    run->base = run->next = 0;
+    run->last_seq = 0;
+    run->kills = run->ended = run->takeovers = run->gaps = run->half = run->longest_ns = 0;
+    run->instructions = 0;
+    random_state = seed_given * 1000003 + (uint64_t)(scenario - scenarios);
+    current = run;
+    setenv("MPQ_BOOT_ID", "boot-0", 1);
+    snprintf(run->path, sizeof run->path, "%s/queue", base);
+}
+
+static void end(struct run *run, const char *base)
+{
+    survivor_close(run);
+    nftw(base, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+    if (mkdir(base, 0700) != 0)
+        failed("cannot make %s again", base);
+}
+
+static void whole(struct run *run, const struct scenario *scenario, const char *base,
+                  uint64_t stride, uint64_t points)
+{
+    begin(run, scenario, base);
+    prepare(run);
+    measure(run, points == 0 ? 1000000 : 6000);
+    survive(run);
+    const uint64_t total = run->instructions;
+    uint64_t apart = stride * 1000;
+    if (points != 0 && total * 1000 / apart > points)
+        apart = total * 1000 / points;
+    for (uint64_t at = dice() % apart; at < total * 1000; at += apart) {
+        locate(run, at / 1000);
+        point(run);
+    }
+    printf("steps: %-15s %7llu instructions, %3u system calls, %5llu kills, %3llu ended before, "
+           "%4llu half done, %4llu takeovers, %4llu gaps, longest wait %llu ms\n",
+           scenario->name, (unsigned long long)total, run->span_count - 1,
+           (unsigned long long)run->kills, (unsigned long long)run->ended,
+           (unsigned long long)run->half, (unsigned long long)run->takeovers,
+           (unsigned long long)run->gaps, (unsigned long long)(run->longest_ns / MPQ_MS));
+    end(run, base);
+}
+
+struct figures {
+    uint64_t kills, takeovers, gaps, half;
+};
+
+static int worker_main(unsigned worker, int argc, char **argv, int out)
+{
+    static struct run run;
+    char base[128];
+    const char *root = getenv("MPQ_CRASH_DIR");
+    snprintf(base, sizeof base, "%s/mpq-steps-%d", root != NULL ? root : "/dev/shm", getpid());
+    run.shared =
+        mmap(NULL, sizeof *run.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (mkdir(base, 0700) != 0 || run.shared == MAP_FAILED)
+        return 2;
+    tracer_pin(worker);
+    struct figures sum = {0, 0, 0, 0};
+    for (size_t i = 0; i < SCENARIOS; i++) {
+        const bool named = argc > 4;
+        if (named ? worker != 0 || strcmp(argv[4], scenarios[i].name) != 0 : i % WORKERS != worker)
+            continue;
+        if (argc > 6) {
+            begin(&run, &scenarios[i], base);
+            run.span_count = 1;
+            run.at_syscall = (uint32_t)strtoul(argv[5], NULL, 10);
+            run.at_step = (uint32_t)strtoul(argv[6], NULL, 10);
+            point(&run);
+            end(&run, base);
+        } else {
+            whole(&run, &scenarios[i], base, strtoull(argv[2], NULL, 10),
+                  strtoull(argv[3], NULL, 10));
+        }
+        fflush(stdout);
+        sum.kills += run.kills;
+        sum.takeovers += run.takeovers;
+        sum.gaps += run.gaps;
+        sum.half += run.half;
+    }
+    (void)rmdir(base);
+    return write(out, &sum, sizeof sum) == sizeof sum ? 0 : 2;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 4 || strtoull(argv[2], NULL, 10) == 0) {
+        fprintf(stderr, "usage: steps SEED STRIDE POINTS [SCENARIO [SYSCALLS STEPS]]\n");
+        return 2;
+    }
+    seed_given = strtoull(argv[1], NULL, 10);
+    steps_begin();
+    signal(SIGALRM, on_alarm);
+    int pipes[2], rc = 0;
+    if (pipe(pipes) != 0)
+        return 2;
+    for (unsigned worker = 0; worker < WORKERS; worker++)
+        if (fork() == 0)
+            exit(worker_main(worker, argc, argv, pipes[1]));
+    for (unsigned worker = 0; worker < WORKERS; worker++) {
+        int status = 0;
+        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+            rc = 1;
+    }
+    close(pipes[1]);
+    struct figures sum = {0, 0, 0, 0};
+    for (struct figures one; read(pipes[0], &one, sizeof one) == sizeof one;) {
+        sum.kills += one.kills;
+        sum.takeovers += one.takeovers;
+        sum.gaps += one.gaps;
+        sum.half += one.half;
+    }
+    printf("steps: seed %llu, %llu kills, %llu half done, %llu takeovers, %llu gaps, %s\n",
+           (unsigned long long)seed_given, (unsigned long long)sum.kills,
+           (unsigned long long)sum.half, (unsigned long long)sum.takeovers,
+           (unsigned long long)sum.gaps, rc == 0 ? "0 violations" : "FAILED");
+    return rc;
+}
