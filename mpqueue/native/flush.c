@@ -291,6 +291,17 @@ mpq_status mpq_flush_once(struct mpq_queue *queue, struct mpq_error *error)
     return flush_unless_done(queue, UINT64_MAX, error);
 }
 
+void mpq_flush_if_due(struct mpq_queue *queue)
+{
+    struct mpq_control *control = queue->control;
+    if (mpq_load(control->durability) != MPQ_DURABILITY_INTERVAL ||
+        mpq_load(control->poison_errno) != 0)
+        return;
+    const uint64_t items = mpq_tail_read(control).items;
+    if (items > mpq_load(control->durable_items) && interval_due(queue, items))
+        (void)mpq_flush_once(queue, NULL); /* a failure is latched for whoever puts next */
+}
+
 /* ---- tickets */
 
 /* Takes the leadership; a dead leader is replaced. */
