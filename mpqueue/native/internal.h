@@ -186,6 +186,9 @@ static inline bool mpq_forked(const struct mpq_queue *queue)
 
 /* Entry of a blocking call: rejoins after a fork, refuses a closed handle, counts it in. */
 mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error);
+/* After a wait inside a call: a signal handler may have forked there, and this be the child. */
+mpq_status mpq_reenter(struct mpq_queue *queue, const struct mpq_call *call,
+                       struct mpq_error *error);
 void mpq_exit(struct mpq_queue *queue);
 
 /* ---- wait.c */

@@ -154,6 +154,9 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
     struct once once;
     bool counted_full = false;
     for (;;) {
+        status = mpq_reenter(queue, call, error);
+        if (status != MPQ_OK)
+            break;
         status = put_once(queue, items, count, &wait, &once, error);
         if (status == MPQ_OK) {
             status = accepted(&once, first_seq, ticket);

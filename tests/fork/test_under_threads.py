@@ -210,7 +210,7 @@ def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, ca
             os.write(write, b"1")
         signal.signal(signal.SIGALRM, fork)
         signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
-        name = sys.argv[2]
+        name, before = sys.argv[2], q.incarnation
         try:
             if name == "put":
                 q.put(b"second", timeout=0.2)
@@ -226,6 +226,7 @@ def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, ca
             pass
         signal.setitimer(signal.ITIMER_REAL, 0)
         if children[0] == 0:
+            assert (q.incarnation == before) == (name not in ("put", "put_many", "join"))
             assert q.stats().fault is False
             sys.exit(0)
         assert os.waitpid(children[0], 0)[1] == 0
