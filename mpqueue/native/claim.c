@@ -257,8 +257,8 @@ static bool map_missing(struct mpq_queue *queue, uint64_t generation, struct mpq
 {
     struct mpq_error local;
     struct mpq_segment *segment = mpq_segment_map(queue, generation, &local);
-    if (segment != NULL)
-        return true;
+    if (segment != NULL || generation < mpq_load(queue->control->oldest_generation))
+        return true; /* or it was drained and reclaimed meanwhile: the tail has moved on */
     *status = local.status;
     if (local.status == MPQ_CORRUPT)
         *status = local.status = MPQ_REMOVED; /* a segment that claims go to was deleted */
