@@ -246,6 +246,7 @@ class Storm:
             os.kill(child.pid, signal.SIGTERM)
         if not self.children.wait_for(("producer", "cli", "opener"), self.plan.watchdog):
             raise Hang("producers did not end\n" + self.children.describe())
+        self._start("consumer")  # the others may have been killed or asked to end a moment ago
         self.cli("seal", self.queue)
         if not self.children.wait_for(("consumer",), self.plan.watchdog):
             raise Hang("consumers did not drain the queue\n" + self.children.describe())
@@ -268,9 +269,10 @@ class Storm:
                     if stats[name]:
                         violations.append(f"stats: {name} is {stats[name]}, expected 0")
                 self._count_takeovers()
-                self.cli("destroy", self.queue, "--yes")
-                if self.semaphore.exists():
-                    violations.append("destroy left the semaphore behind")
+                if not violations:  # else the files are evidence
+                    self.cli("destroy", self.queue, "--yes")
+                    if self.semaphore.exists():
+                        violations.append("destroy left the semaphore behind")
         except (Hang, RuntimeError) as error:
             violations.append(str(error))
         finally:

@@ -130,8 +130,9 @@ static void threads_over_reused_segments(void)
     run(MPQ_DURABILITY_GROUP, 2);
 }
 
-/* Both, or one of "fresh" and "reused". A flusher may still look at headers of a file that is already used again. The
- * hash seed tells it so, but to ThreadSanitizer it is a race, which the run "reused" excuses. */
+/* Both, or one of "fresh" and "reused". A flusher may still look at headers of a file that is
+ * already used again. The hash seed tells it so, but to ThreadSanitizer it is a race, which the
+ * run "reused" excuses. */
 int main(int argc, char **argv)
 {
     if (argc == 1 || strcmp(argv[1], "fresh") == 0) {
