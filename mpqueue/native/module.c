@@ -195,9 +195,10 @@ void waiter_begin(struct waiter *waiter, uint64_t deadline_ns)
     waiter->thread = PyEval_SaveThread();
 }
 
-void waiter_end(struct waiter *waiter)
+mpq_status waiter_end(struct waiter *waiter, mpq_status status)
 {
     PyEval_RestoreThread(waiter->thread);
+    return PyErr_Occurred() ? MPQ_INTERRUPTED : status;
 }
 
 /* ---- functions ------------------------------------------------------------------------------ */
@@ -228,7 +229,7 @@ static PyObject *module_repair(PyObject *module, PyObject *args)
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_repair_queue(path, dry_run != 0, &waiter.call, &report, &error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     if (status != MPQ_OK)
         return error_raise(PyModule_GetState(module), status, &error);
     return Py_BuildValue("(KKKKKKNN)", (unsigned long long)report.items,

@@ -121,7 +121,8 @@ struct waiter {
     struct mpq_call call;
 };
 void waiter_begin(struct waiter *waiter, uint64_t deadline_ns);
-void waiter_end(struct waiter *waiter);
+/* The status, or MPQ_INTERRUPTED when a handler raised during work that the core does not need. */
+mpq_status waiter_end(struct waiter *waiter, mpq_status status);
 
 /* ---- module_queue.c */
 

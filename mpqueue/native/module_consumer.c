@@ -531,7 +531,7 @@ static PyObject *consumer_checkpoint(PyObject *object, PyObject *ignored)
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_checkpoint(role->consumer, &waiter.call, &error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     events_report((struct queue_object *)self->queue);
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);
@@ -611,7 +611,7 @@ static int consumer_adopt(struct consumer_object *self, struct queue_object *que
     struct waiter waiter;
     waiter_begin(&waiter, deadline_after(timeout));
     mpq_status status = mpq_consumer_open(handle->queue, &waiter.call, &role->consumer, &error);
-    waiter_end(&waiter);
+    (void)waiter_end(&waiter, status); /* it waits before it opens anything, only */
     if (status != MPQ_OK) {
         PyMem_Free(role);
         error_raise(self->state, status, &error);

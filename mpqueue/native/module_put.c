@@ -52,7 +52,7 @@ static mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct 
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_put_flush(self->handle->queue, ticket, &waiter.call, error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     return status;
 }
 
@@ -72,7 +72,7 @@ static mpq_status one_claim(struct queue_object *self, const struct mpq_item_in 
     struct waiter waiter;
     waiter_begin(&waiter, deadline_after(timeout));
     status = mpq_put(queue, in, &waiter.call, seq, ticket, error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     events_report(self);
     return status;
 }
@@ -258,7 +258,7 @@ static mpq_status batch_claim(struct queue_object *self, const struct mpq_item_i
     struct waiter waiter;
     waiter_begin(&waiter, deadline);
     mpq_status status = mpq_put_batch(queue, in, count, &waiter.call, first, ticket, error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     events_report(self);
     return status;
 }

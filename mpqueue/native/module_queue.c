@@ -228,7 +228,7 @@ static PyObject *queue_set_options(PyObject *object, PyObject *dict)
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_options_set(handle->queue, given, &options, &waiter.call, &error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);
     Py_RETURN_NONE;
@@ -401,7 +401,7 @@ static PyObject *queue_flush(PyObject *object, PyObject *ignored)
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_flush(handle->queue, &waiter.call, &error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     events_report(self);
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);
@@ -422,7 +422,7 @@ static PyObject *queue_seal(PyObject *object, PyObject *const *args, Py_ssize_t 
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_seal(handle->queue, undo, &waiter.call, &error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);
     Py_RETURN_NONE;
@@ -445,7 +445,7 @@ static PyObject *queue_close(PyObject *object, PyObject *ignored)
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_close(handle->queue, &waiter.call, &error);
-    waiter_end(&waiter);
+    status = waiter_end(&waiter, status);
     if (status != MPQ_OK && status != MPQ_FORKED)
         return error_raise(self->state, status, &error);
     Py_RETURN_NONE;
@@ -569,7 +569,7 @@ static int queue_init(PyObject *object, PyObject *args, PyObject *kwargs)
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
     mpq_status status = mpq_open(&open, &waiter.call, &handle->queue, &error);
-    waiter_end(&waiter);
+    (void)waiter_end(&waiter, status); /* it waits before it opens anything, only */
     if (status != MPQ_OK) {
         PyMem_Free(handle);
         error_raise(self->state, status, &error);
