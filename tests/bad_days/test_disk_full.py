@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import mpqueue
 from rig import Child, drain, fingerprint, run, small_ext4, tmpfs
 
 SIZE = 12 << 20
