@@ -493,6 +493,8 @@ static mpq_status sync_segments(struct rebuild *r, const struct mpq_generations 
         int failed = errno;
         mpq_segment_release(segment);
         if (rc != 0) {
+            /* The kernel may take these pages for clean now: the next opener is told. */
+            mpq_poison(queue, failed, MPQ_STAGE_SEGMENT);
             mpq_fail(error, MPQ_FLUSH_FAILED, "%s: writing segment %llu back failed: %s",
                      queue->path, (unsigned long long)generation, strerror(failed));
             if (error != NULL)

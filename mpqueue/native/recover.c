@@ -270,8 +270,10 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_store(control->gateless, 0);
     mpq_store(control->sealed, meta->sealed);
     mpq_store(control->seq_mark, meta->seq_mark);
-    mpq_store(control->poison_errno, meta->poison_errno);
-    mpq_store(control->poison_stage, meta->poison_stage);
+    if (meta->poison_errno != 0) { /* else what control says holds: meta may not take writes */
+        mpq_store(control->poison_errno, meta->poison_errno);
+        mpq_store(control->poison_stage, meta->poison_stage);
+    }
     mpq_config_store(control, &meta->options);
     /* At most one member joins in a microsecond, so a number that was damaged is passed as well. */
     mpq_raise_to(&control->next_incarnation,

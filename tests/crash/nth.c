@@ -12,7 +12,7 @@
  *   - A failed put is absent, or, where its flush failed, of unknown outcome; after a single fault
  *     the same call works, unless the queue is poisoned.
  *   - Poison holds for a handle that is opened later while another one lives; reading goes on; the
- *     next opener that is alone clears it.
+ *     next opener that is alone clears it. What is not known to be durable is not handed out.
  *   - Whatever had been accepted is delivered, in order, once; acks hold; nothing counts as lost
  *     and nothing is put aside as corrupt, because nothing was damaged.
  *   - A failed opening leaves the files as they were and nothing open or allocated.
@@ -91,6 +91,19 @@ static bool documented(const struct faulty *f, mpq_status status)
 static bool is_poisoned(const struct mpq_queue *queue)
 {
     return queue != NULL && queue->control != NULL && mpq_load(queue->control->poison_errno) != 0;
+}
+
+/* ... or says so to the next opener. */
+static bool is_latched(const struct run *run)
+{
+    struct memory *world = &run->f->world;
+    const struct memory_file *meta = memory_find(world, "meta");
+    for (uint64_t i = 0; meta != NULL && (i + 1) * MPQ_PAGE <= meta->bytes; i++) {
+        const struct mpq_meta_slot *slot = (const void *)(meta->data + i * MPQ_PAGE);
+        if (slot->poison_errno != 0)
+            return true;
+    }
+    return is_poisoned(run->a);
 }
 
 static bool write_back(enum kind kind)
@@ -527,10 +540,15 @@ static void poison_holds(struct run *run)
     if (status != MPQ_POISONED && status != MPQ_OK)
         failed("a sync of a poisoned queue", error.message, status, 0);
     struct mpq_item item;
-    status = mpq_reserve_try(run->consumer, &item, &error);
-    if (status == MPQ_OK)
+    while ((status = mpq_reserve_try(run->consumer, &item, &error)) == MPQ_OK) {
+        uint32_t id;
+        check_item(run, &item);
+        memcpy(&id, item.body, 4);
         mpq_segment_release(item.segment);
-    else if (status != MPQ_EMPTY && status != MPQ_SEALED)
+        if (run->put[id] == UNKNOWN && mpq_visible_is_durable(run->a))
+            failed("an item whose flush failed is visible", "", id, item.seq);
+    }
+    if (status != MPQ_EMPTY && status != MPQ_SEALED && status != MPQ_AGAIN)
         failed("reading a poisoned queue", error.message, status, 0);
 }
 
@@ -581,6 +599,8 @@ static void perform(struct run *run, const struct step *step)
             failed("without any fault", error.message, status, 0);
         if (!documented(run->f, status))
             failed("an error of another class", error.message, status, 0);
+        if (status == MPQ_FLUSH_FAILED && write_back(run->f->kind) && !is_latched(run))
+            failed("a failed write-back is not latched", error.message, 0, 0);
         if (is_opening(step))
             check_failed_opening(run, step, &before);
         const bool gone =

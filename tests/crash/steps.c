@@ -14,6 +14,10 @@
  *     nothing;
  *   - depth = what is delivered + what became a gap; afterwards it is 0.
  *
+ * Where a scenario stops its child instead, the survivor puts (or is told that the lock is held)
+ * and reads what lies before the stopped one's items, and takes nothing from it: no takeover, no
+ * gap; the child then goes on and succeeds.
+ *
  * The figures at the end show that it bites: lock takeovers, gaps, children that were killed with
  * the operation half done. A failure prints its scenario and point, which replay it. */
 #include <fcntl.h>
@@ -300,28 +304,30 @@ static void before_dead_owner(struct run *run)
 }
 
 static const struct scenario scenarios[] = {
-    {"put-none", 0, false, false, before_few, child_open, op_put},
-    {"put-interval", 1, false, false, before_few, child_open, op_put},
-    {"put-group", 2, false, false, before_few, child_open, op_put},
-    {"put-sync", 3, false, false, before_few, child_open, op_put},
-    {"put-forked", 2, false, false, before_few, child_inherit, op_put},
-    {"batch", 2, false, false, before_few, child_open, op_batch},
-    {"roll", 2, false, false, before_roll, child_open, op_put_page},
-    {"roll-unprepared", 0, false, false, before_roll, child_open, op_put_page},
-    {"put-large", 2, false, false, before_few, child_open, op_put_large},
-    {"takeover", 2, false, false, before_dead_owner, child_open, op_put},
-    {"reserve", 2, false, false, before_few, child_consume, op_reserve},
-    {"ack", 2, false, false, before_few, take_all, op_ack},
-    {"ack-many", 0, false, false, before_few, take_all, op_ack_many},
-    {"sync", 3, false, false, before_few, ack_all, op_sync},
-    {"checkpoint", 2, false, false, before_segments, ack_all, op_checkpoint},
-    {"role", 2, false, false, before_few, child_open, op_role},
-    {"close", 1, false, false, before_few, take_all, op_close},
-    {"join", 2, false, false, before_few, NULL, child_open},
-    {"recover", 2, true, false, before_consumed, NULL, child_open},
-    {"rebuild", 2, true, true, before_consumed, NULL, child_open},
-    {"rebuild-none", 0, true, true, before_few, NULL, child_open},
-    {"create", 2, true, false, before_new_place, NULL, child_open},
+    {"put-none", 0, false, false, false, before_few, child_open, op_put},
+    {"put-interval", 1, false, false, false, before_few, child_open, op_put},
+    {"put-group", 2, false, false, false, before_few, child_open, op_put},
+    {"put-sync", 3, false, false, false, before_few, child_open, op_put},
+    {"put-forked", 2, false, false, false, before_few, child_inherit, op_put},
+    {"batch", 2, false, false, false, before_few, child_open, op_batch},
+    {"roll", 2, false, false, false, before_roll, child_open, op_put_page},
+    {"roll-unprepared", 0, false, false, false, before_roll, child_open, op_put_page},
+    {"put-large", 2, false, false, false, before_few, child_open, op_put_large},
+    {"takeover", 2, false, false, false, before_dead_owner, child_open, op_put},
+    {"put-stopped", 2, false, false, true, before_few, child_open, op_put},
+    {"batch-stopped", 0, false, false, true, before_few, child_open, op_batch},
+    {"reserve", 2, false, false, false, before_few, child_consume, op_reserve},
+    {"ack", 2, false, false, false, before_few, take_all, op_ack},
+    {"ack-many", 0, false, false, false, before_few, take_all, op_ack_many},
+    {"sync", 3, false, false, false, before_few, ack_all, op_sync},
+    {"checkpoint", 2, false, false, false, before_segments, ack_all, op_checkpoint},
+    {"role", 2, false, false, false, before_few, child_open, op_role},
+    {"close", 1, false, false, false, before_few, take_all, op_close},
+    {"join", 2, false, false, false, before_few, NULL, child_open},
+    {"recover", 2, true, false, false, before_consumed, NULL, child_open},
+    {"rebuild", 2, true, true, false, before_consumed, NULL, child_open},
+    {"rebuild-none", 0, true, true, false, before_few, NULL, child_open},
+    {"create", 2, true, false, false, before_new_place, NULL, child_open},
 };
 #define SCENARIOS (sizeof scenarios / sizeof *scenarios)
 
@@ -403,9 +409,78 @@ static int remove_entry(const char *path, const struct stat *info, int kind, str
     return remove(path);
 }
 
+/* The child stands still: it is waited for, and nothing is taken from it. */
+static void beside_stopped(struct run *run, pid_t child)
+{
+    struct mpq_error error;
+    struct mpq_stats before, after;
+    struct mpq_consumer *consumer;
+    struct mpq_item_in in = {.body = bodies_of(run->next), .length = length_of(run->next)};
+    uint64_t seq, ticket = 0;
+    const struct mpq_call call = {mpq_monotonic_ns() + 25 * MPQ_MS, NULL, NULL};
+    mpq_stats_get(run->home, &before);
+    const uint64_t owner = mpq_load(run->home->control->owner);
+    mpq_status status = mpq_put(run->home, &in, &call, &seq, &ticket, &error);
+    if (status != MPQ_OK && status != MPQ_FLUSH && (status != MPQ_LOCK_TIMEOUT || owner == 0))
+        failed("a put beside a stopped process: %s", error.message);
+    const bool accepted = status != MPQ_LOCK_TIMEOUT;
+    if (accepted && owner != 0)
+        failed("the lock of a stopped process was taken");
+    run->shared->put[run->next] = accepted ? RETURNED : NOT;
+    run->shared->first[run->next] = run->next;
+    run->shared->count[run->next++] = 1;
+    if (status == MPQ_FLUSH && mpq_put_flush(run->home, ticket, &call, &error) != MPQ_OK)
+        failed("a flush beside a stopped process: %s", error.message);
+    if (mpq_consumer_open(run->home, &call, &consumer, &error) != MPQ_OK)
+        failed("a consumer beside a stopped process: %s", error.message);
+    struct mpq_item item;
+    for (status = MPQ_OK; status != MPQ_TIMEOUT;) {
+        status = mpq_reserve_try(consumer, &item, &error);
+        if (status == MPQ_OK)
+            mpq_segment_release(item.segment); /* not acked: it comes again */
+        else if (status == MPQ_EMPTY)
+            status = mpq_reserve_wait(consumer, &call, &error);
+        if (status != MPQ_OK && status != MPQ_TIMEOUT)
+            failed("reading beside a stopped process: %s", error.message);
+    }
+    if (mpq_consumer_close(consumer, &error) != MPQ_OK)
+        failed("a consumer beside a stopped process: %s", error.message);
+    mpq_consumer_free(consumer);
+    mpq_stats_get(run->home, &after);
+    if (after.takeovers != before.takeovers || after.gap_items != before.gap_items)
+        failed("something was taken from a stopped process");
+    run->takeovers += !accepted; /* here: times that the lock was found held */
+    tracer_finish(child);
+    for (uint32_t id = run->mine; id < run->mine + 8; id++)
+        if (run->shared->put[id] == ASKED)
+            failed("the stopped process did not go on: id %u", id);
+}
+
+static void stop_there(struct run *run)
+{
+    run->mine = run->next;
+    run->next += 8;
+    pid_t child = tracer_start(run->scenario->setup, run->scenario->op, run);
+    bool going = true;
+    for (uint32_t i = 0; going && i < run->at_syscall; i++)
+        going = tracer_skip(child);
+    for (uint32_t i = 0; going && i < run->at_step; i++)
+        going = tracer_step(child);
+    if (going)
+        beside_stopped(run, child);
+    tracer_kill(child);
+    run->kills += going;
+    run->ended += !going;
+    survive(run);
+}
+
 static void point(struct run *run)
 {
     prepare(run);
+    if (run->scenario->stops) {
+        stop_there(run);
+        return;
+    }
     const uint32_t syscall = run->at_syscall, instruction = run->at_step;
     kill_there(run);
     if (dice() % 4 == 0) {

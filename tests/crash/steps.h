@@ -22,6 +22,7 @@ struct scenario {
     uint32_t durability;
     bool alone; /* the survivor is not attached meanwhile */
     bool new_boot;
+    bool stops; /* the child is not killed but stands still there, and goes on later */
     void (*before)(struct run *run); /* the survivor prepares the queue */
     void (*setup)(void *run); /* the child, before it is watched */
     void (*op)(void *run); /* the child */
@@ -55,6 +56,9 @@ void steps_begin(void);
 static const struct mpq_call forever = {UINT64_MAX, NULL, NULL};
 /* Until the watchdog's end. */
 struct mpq_call soon(void);
+uint32_t length_of(uint32_t id);
+/* Its bytes, until the next call. */
+const uint8_t *bodies_of(uint32_t id);
 bool is_right(const struct mpq_item *item, uint32_t id);
 mpq_status attach(const struct run *run, struct mpq_queue **queue, struct mpq_error *error);
 /* Items first..first+count-1 of `length` bytes (0 = by id); run->shared knows what became of it. */

@@ -29,7 +29,7 @@ struct mpq_call soon(void)
 
 /* ---- items */
 
-static uint32_t length_of(uint32_t id)
+uint32_t length_of(uint32_t id)
 {
     return 4 + (id * 2654435761u >> 8) % 300;
 }
@@ -39,6 +39,13 @@ static void fill(uint32_t id, uint8_t *body, uint32_t length)
     memcpy(body, &id, 4);
     for (uint32_t i = 4; i < length; i++)
         body[i] = (uint8_t)(id * 31 + i * 7);
+}
+
+const uint8_t *bodies_of(uint32_t id)
+{
+    static uint8_t body[400];
+    fill(id, body, length_of(id));
+    return body;
 }
 
 bool is_right(const struct mpq_item *item, uint32_t id)

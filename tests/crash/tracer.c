@@ -70,6 +70,12 @@ bool tracer_skip(pid_t child)
     return resume(child, PTRACE_SYSCALL) && resume(child, PTRACE_SYSCALL);
 }
 
+void tracer_finish(pid_t child)
+{
+    while (resume(child, PTRACE_CONT))
+        ;
+}
+
 bool tracer_at_call(pid_t child)
 {
     struct user_regs_struct registers;

@@ -17,6 +17,8 @@ void tracer_kill(pid_t child);
 bool tracer_step(pid_t child);
 /* Through the next system call. */
 bool tracer_skip(pid_t child);
+/* Lets it run to its end. */
+void tracer_finish(pid_t child);
 /* The next instruction is a system call. */
 bool tracer_at_call(pid_t child);
 /* To the worker-th processor: stepping costs half when both sides share one. */
