@@ -311,6 +311,28 @@ def test_numbers_outlive_reclaim_reopen_and_reboot(
     assert freed
 
 
+def test_attempts_outlive_consumers_and_a_reboot(
+    open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a consumer that met the item no more: a poisonous item stays known."""
+    monkeypatch.setenv("MPQ_BOOT_ID", "boot-0")
+    q = open_queue(durability="none")
+    q.put_many([b"poison", b"x"])
+    with q.consumer() as c:
+        for _ in range(3):
+            c.reserve().nack()
+    for _ in range(2):  # both slots of the cursor are written again
+        with q.consumer() as c:
+            c.checkpoint()
+    q.close()
+    monkeypatch.setenv("MPQ_BOOT_ID", "boot-1")
+    q = open_queue()
+    with q.consumer() as c:
+        items = c.reserve_many(2)
+        assert [item.attempts for item in items] == [4, 1]
+        c.ack_many(items)
+
+
 def test_another_process_reads_the_same(
     open_queue: OpenQueue, run_python: RunPython, spool: Path
 ) -> None:
