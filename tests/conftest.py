@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,10 @@ import pytest
 
 import mpqueue
 from mpqueue import semaphore
+
+# A shell that runs this in the background has interrupts ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OpenQueue = Callable[..., mpqueue.Queue]
 RunPython = Callable[..., str]
