@@ -167,6 +167,7 @@ def test_unfinished_put_of_a_dead_parent_becomes_a_gap(
         stats = q.stats()
         assert (stats.claim_gaps, stats.depth, stats.blocked_on_claim) == (1, 0, 0)
         assert stats.items_enqueued == stats.items_acked + 1
+        assert (stats.bytes_enqueued, stats.backlog_bytes) == (stats.bytes_settled, 0)
 
 
 @pytest.mark.crash
@@ -201,4 +202,5 @@ def test_children_go_on_when_their_parent_is_killed(open_queue: OpenQueue, spool
     assert sorted(bodies) == [b"0", b"1", b"2", b"full"]
     assert parent.stdout.read() == b""  # the children have ended
     parent.stdout.close()
-    assert q.stats().members_alive == 1
+    while q.stats().members_alive > 1:  # the kernel closes their pipe and frees their byte in turn
+        pass

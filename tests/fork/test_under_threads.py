@@ -72,16 +72,17 @@ def test_fork_under_busy_threads(run_script: Script, method: str, durability: st
     """Locks of the handle are taken by other threads at the instant of the fork."""
     run_script(
         """
-        q = Queue(path, segment_size=65536, max_segments=1000, durability=sys.argv[3])
+        import gc
+        q = Queue(path, segment_size=1 << 20, max_segments=100, durability=sys.argv[3])
         c = q.consumer()
         stop = threading.Event()
-        def put():  # large ones are copied without the interpreter lock
+        def put():  # a large batch is claimed and copied without the interpreter lock
             while not stop.is_set():
-                q.put(b"x" * 40_000)
-                q.put_many([b"y"] * 100)
+                q.put(b"x" * 100_000)
+                q.put_many([b"y"] * 4000)
         def take():
-            while not stop.is_set():
-                c.ack_many(c.reserve_many(50, timeout=0.001))
+            while not stop.is_set() or any(thread.is_alive() for thread in threads[:2]):
+                c.ack_many(c.reserve_many(5000, timeout=0.001))
         def flush():
             while not stop.is_set():
                 q.flush()
@@ -89,9 +90,13 @@ def test_fork_under_busy_threads(run_script: Script, method: str, durability: st
         for thread in threads:
             thread.start()
         def child(index):
-            if index % 2:
+            global q, c
+            if index:
                 q.put(b"child")
-            q.close()
+                q.close()
+            else:
+                del q, c  # unused, closed by the garbage collector
+                gc.collect()
         try:
             for number in range(60):
                 work.run(sys.argv[2], 2, child)

@@ -450,6 +450,7 @@ def test_dead_members_are_folded_into_the_totals(open_queue: OpenQueue) -> None:
         stats = q.stats()
         assert (stats.items_dropped, stats.full, stats.members_alive) == (number, number, 1)
         assert stats.members <= 16
+        assert all(member.full == (member.pid != os.getpid()) for member in q.members())
     assert sum(member.alive for member in q.members()) == 1
 
 
