@@ -67,13 +67,12 @@ def test_fork_under_blocked_threads(run_script: Script) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", ["none", "group", "sync"])
-@pytest.mark.parametrize("method", ["os", "hooked"])
-def test_fork_under_busy_threads(run_script: Script, method: str, durability: str) -> None:
+def test_fork_under_busy_threads(run_script: Script, durability: str) -> None:
     """Locks of the handle are taken by other threads at the instant of the fork."""
     run_script(
         """
         import gc
-        q = Queue(path, segment_size=1 << 20, max_segments=100, durability=sys.argv[3])
+        q = Queue(path, segment_size=1 << 20, max_segments=100, durability=sys.argv[2])
         c = q.consumer()
         stop = threading.Event()
         def put():  # a large batch is claimed and copied without the interpreter lock
@@ -98,8 +97,8 @@ def test_fork_under_busy_threads(run_script: Script, method: str, durability: st
                 del q, c  # unused, closed by the garbage collector
                 gc.collect()
         try:
-            for number in range(60):
-                work.run(sys.argv[2], 2, child)
+            for number in range(100):
+                work.run("os", 2, child)
         finally:
             stop.set()
             for thread in threads:
@@ -111,7 +110,6 @@ def test_fork_under_busy_threads(run_script: Script, method: str, durability: st
         assert stats.items_enqueued == stats.items_acked
         q.close()
         """,
-        method,
         durability,
     )
 

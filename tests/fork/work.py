@@ -14,19 +14,8 @@ from typing import Any
 
 import mpqueue
 
-METHODS = ("os", "c", "fork", "spawn", "forkserver")  # and "hooked", of C with Python's hooks
+METHODS = ("os", "c", "fork", "spawn", "forkserver")
 CONTEXTS = ("fork", "spawn", "forkserver")
-
-
-def _fork_with_hooks() -> int:
-    """As an embedding server forks: Python's own locks are cared for, its Python hooks not run."""
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid: int = ctypes.PyDLL(None).fork()
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-    else:
-        ctypes.pythonapi.PyOS_AfterFork_Parent()
-    return pid
 
 
 def run(method: str, number: int, call: Callable[..., object], *arguments: object) -> None:
@@ -34,9 +23,9 @@ def run(method: str, number: int, call: Callable[..., object], *arguments: objec
 
     "c" is a fork that Python does not know of, so the parent may have no other thread.
     """
-    forks = {"os": os.fork, "c": ctypes.PyDLL(None).fork, "hooked": _fork_with_hooks}
-    if method in forks:
-        fork = forks[method]
+    if method in ("os", "c"):
+        # PyDLL keeps the interpreter lock.
+        fork = os.fork if method == "os" else ctypes.PyDLL(None).fork
         pids = []
         for index in range(number):
             pid = fork()
