@@ -34,6 +34,7 @@ class Machine(RuleBasedStateMachine):
         self.directory = tempfile.mkdtemp(prefix="mpq-model-")
         self.path = Path(self.directory) / "spool"
         self.boots = 0
+        self.gate_name = ""
         os.environ["MPQ_BOOT_ID"] = "boot-0"
         self.queue: mpqueue.Queue | None = None
         self.consumer: mpqueue.Consumer | None = None
@@ -58,6 +59,7 @@ class Machine(RuleBasedStateMachine):
 
     def open(self, **options: object) -> None:
         self.queue = mpqueue.Queue(self.path, **options)
+        self.gate_name = self.queue.gate_name
 
     @property
     def q(self) -> mpqueue.Queue:

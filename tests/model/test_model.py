@@ -305,8 +305,9 @@ class TwoProcesses(Machine):
             self.peer.kill()
             self.end_peer()
         if self.queue is not None:
-            semaphore.unlink(self.q.gate_name)
             self.q.close()
+        if self.gate_name:
+            semaphore.unlink(self.gate_name)
         self.held.clear()
         self.stale.clear()
         shutil.rmtree(self.directory)
