@@ -52,14 +52,36 @@ const char *mpq_full_reason_name(uint32_t reason)
     }
 }
 
-static void fill(struct mpq_error *error, mpq_status status, int os_errno, const char *format,
-                 va_list arguments)
+#define TEXT_MAX 5120 /* a path of any length, and the words around it */
+
+/* The words that follow a long path say what to do: what does not fit is cut out of the middle. */
+static void message_set(struct mpq_error *error, const char *text)
 {
+    const size_t room = sizeof error->message - 1, head = room / 3, length = strlen(text);
+    if (length <= room) {
+        memcpy(error->message, text, length + 1);
+        return;
+    }
+    const size_t tail = room - head - 3;
+    memcpy(error->message, text, head);
+    memcpy(error->message + head, "...", 3);
+    memcpy(error->message + head + 3, text + length - tail, tail + 1);
+}
+
+static void fill(struct mpq_error *error, mpq_status status, int os_errno, const char *suffix,
+                 const char *format, va_list arguments)
+{
+    char text[TEXT_MAX];
     memset(error, 0, offsetof(struct mpq_error, message));
     error->status = status;
     error->os_errno = os_errno;
     error->pid = -1;
-    vsnprintf(error->message, sizeof error->message, format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
+    if (os_errno != 0) {
+        const size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, ": %s%s", strerror(os_errno), suffix);
+    }
+    message_set(error, text);
 }
 
 mpq_status mpq_fail(struct mpq_error *error, mpq_status status, const char *format, ...)
@@ -67,7 +89,7 @@ mpq_status mpq_fail(struct mpq_error *error, mpq_status status, const char *form
     if (error != NULL) {
         va_list arguments;
         va_start(arguments, format);
-        fill(error, status, 0, format, arguments);
+        fill(error, status, 0, "", format, arguments);
         va_end(arguments);
     }
     return status;
@@ -103,11 +125,8 @@ mpq_status mpq_fail_errno(struct mpq_error *error, const char *format, ...)
     if (error != NULL) {
         va_list arguments;
         va_start(arguments, format);
-        fill(error, status, saved, format, arguments);
+        fill(error, status, saved, advice(saved), format, arguments);
         va_end(arguments);
-        size_t used = strlen(error->message);
-        snprintf(error->message + used, sizeof error->message - used, ": %s%s", strerror(saved),
-                 advice(saved));
     }
     errno = saved;
     return status;
