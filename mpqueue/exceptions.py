@@ -174,7 +174,10 @@ class UnsupportedFilesystem(_SystemError):
 
 
 class LockTimeout(_SystemError, TimeoutError):
-    """The call's time ended while it waited for the header lock; nothing changed."""
+    """The call's time ended while it waited for the header lock; nothing changed.
+
+    Also calls that do not wait for room give the lock's living owner 250 ms to go on.
+    """
 
     pid: int = -1
     """Who holds the lock; -1 when unknown."""

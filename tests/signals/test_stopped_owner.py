@@ -127,6 +127,36 @@ def test_lock_timeout_names_the_stopped_owner(
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize(
+    "call",
+    [
+        "q.put_nowait(b'now')",
+        "q.put(b'now', timeout=0)",
+        "q.put(b'now', block=False)",
+        "q.put_many([b'now'], timeout=0)",
+        "q.put_many([b'now'], timeout=0, atomic=False)",
+    ],
+)
+def test_a_call_that_must_not_wait_lets_a_slow_owner_finish(
+    q: mpqueue.Queue,
+    owner: subprocess.Popen[str],
+    processes: list[subprocess.Popen[str]],
+    call: str,
+) -> None:
+    """Broken once: four busy producers met LockTimeout from put_nowait, and nobody was stopped."""
+    waits = q.stats().lock_waits
+    caller = _start(f"import sys, mpqueue\nq = mpqueue.Queue(sys.argv[1])\n{call}", q.path)
+    processes.append(caller)
+    while q.stats().lock_waits < waits + 2:  # it has looked again after its first sleep
+        assert caller.poll() is None
+    owner.send_signal(signal.SIGCONT)
+    assert caller.wait() == 0
+    owner.kill()
+    with q.consumer() as c:
+        assert [item.body for item in c.drain() if item.body] == [b"now"]
+
+
+@pytest.mark.crash
 def test_ctrl_c_and_sigcont_while_the_lock_is_held(
     q: mpqueue.Queue, owner: subprocess.Popen[str], processes: list[subprocess.Popen[str]]
 ) -> None:
