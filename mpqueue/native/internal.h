@@ -97,6 +97,7 @@ struct mpq_segment {
     uint8_t *base;
     uint64_t generation;
     uint64_t bytes;
+    uint64_t inode, device; /* of the file: what the mapping of a reused one is found by */
     _Atomic uint32_t references;
     bool flushed_before; /* false: the first flush re-dirties and covers the head pages */
     uint64_t read_ahead; /* offset up to which pages were faulted in for reading */
@@ -149,6 +150,7 @@ struct mpq_queue {
     struct mpq_consumer *consumer;
     _Atomic uint32_t closing;
     _Atomic uint32_t inflight; /* blocking calls inside */
+    _Atomic uint32_t meetings; /* how often the header lock was met taken since it last yielded */
     bool published; /* something was published by this handle */
     _Atomic uint64_t prepare_after_ns; /* preparing ahead failed: not again before this */
     struct mpq_stats last_stats;
@@ -326,7 +328,9 @@ static inline struct mpq_segment *mpq_segment_mapped(struct mpq_queue *queue, ui
     struct mpq_segment *segment = queue->maps[generation % MPQ_MAPS];
     return segment != NULL && segment->generation == generation ? segment : NULL;
 }
-void mpq_segments_forget(struct mpq_queue *queue, uint64_t below);
+void mpq_segments_forget(struct mpq_queue *queue);
+/* Those of segments that were freed and not kept for reuse. */
+void mpq_segments_forget_freed(struct mpq_queue *queue);
 mpq_status mpq_segment_header_check(struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
                                     uint64_t generation);
 void mpq_roll_write(struct mpq_queue *queue, struct mpq_segment *segment,

@@ -8,9 +8,17 @@
  * I1 at most one live incarnation is inside. I2 whoever takes the lock after having slept keeps
  * the waiters bit, or the wake-up of another sleeper would be lost. I3 dead means that the kernel
  * says so. */
+#include <sched.h>
+
 #include "internal.h"
 
 #define SPINS 100
+
+/* Producers that run side by side pass the lines of lock and tail to and fro, at the price of all
+ * their work. One that met the lock taken this often lets another process have its processor: the
+ * consumer, as a rule, which needs neither line. Where no process waits for one, it returns at
+ * once. */
+#define MEETINGS 16
 
 /* The lock is held for about a microsecond, or as long as its owner is off the processor. A call
  * that must not wait for room still gives a living owner this long: being full is an answer, a
@@ -30,6 +38,13 @@ bool mpq_lock_try(struct mpq_queue *queue, const struct mpq_lock_wait *wait)
     const bool contended = wait != NULL && wait->contended;
     const uint64_t mine = queue->incarnation << 1 | (contended ? 1u : 0u);
     bool got = take(queue, 0, mine);
+    if (MPQ_UNLIKELY(!got)) {
+        mpq_bump(queue->meetings, 1);
+        if (mpq_load(queue->meetings) >= MEETINGS) {
+            mpq_store(queue->meetings, 0);
+            sched_yield();
+        }
+    }
     for (int i = 0; !got && i < SPINS; i++) {
         mpq_relax();
         if (mpq_load(control->owner) == 0)

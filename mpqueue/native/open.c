@@ -471,7 +471,7 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
         mpq_leave(queue);
     }
     pthread_mutex_lock(&queue->mutex);
-    mpq_segments_forget(queue, UINT64_MAX);
+    mpq_segments_forget(queue);
     pthread_mutex_unlock(&queue->mutex);
     mpq_control_unmap(queue);
     return status;
@@ -485,7 +485,7 @@ bool mpq_is_closed(const struct mpq_queue *queue)
 void mpq_free(struct mpq_queue *queue)
 {
     mpq_io *io = queue->io;
-    mpq_segments_forget(queue, UINT64_MAX);
+    mpq_segments_forget(queue);
     mpq_control_unmap(queue);
     mpq_pin_drop(queue, &queue->pin);
     if (queue->gate != NULL)

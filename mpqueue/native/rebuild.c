@@ -641,7 +641,7 @@ static void clear_behind(struct rebuild *r, const struct mpq_generations *found,
         else
             quarantine_file(queue, generation, r->report);
     }
-    mpq_segments_forget(queue, UINT64_MAX);
+    mpq_segments_forget(queue);
 }
 
 static void ring_from(struct rebuild *r, const struct mpq_generations *found, uint64_t oldest,
@@ -756,7 +756,7 @@ mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, cons
         report->cleared_poison = status == MPQ_OK && how->poisoned;
     }
     if (status != MPQ_OK || how->dry) {
-        mpq_segments_forget(queue, UINT64_MAX);
+        mpq_segments_forget(queue);
         mpq_control_unmap(queue);
         (void)io->unlink(io, queue->dirfd, "control-new");
     }

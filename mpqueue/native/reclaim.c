@@ -24,14 +24,15 @@ static uint32_t kept_now(const struct mpq_queue *queue, uint64_t oldest)
     return kept;
 }
 
-/* Files that may exist at once: the ring's bound holds for kept ones too. */
+/* Files that may exist at once: the ring's bound holds for kept ones too. The one in question is
+ * among the live, as is one that is prepared ahead. */
 static bool may_keep(const struct mpq_queue *queue, uint64_t oldest)
 {
     const struct mpq_control *control = queue->control;
     uint32_t kept = kept_now(queue, oldest);
     uint64_t live = MPQ_POSITION_GEN(mpq_tail_read(control).position) + 2 - oldest;
     return kept < mpq_load(control->keep_segments) && kept < 64 &&
-           live + kept + 1 <= mpq_load(control->max_segments) && !queue->weak;
+           live + kept <= mpq_load(control->max_segments) && !queue->weak;
 }
 
 static bool free_segment(struct mpq_queue *queue, uint64_t generation)
@@ -48,8 +49,10 @@ static bool free_segment(struct mpq_queue *queue, uint64_t generation)
     mpq_segment_name(generation, name);
     if (queue->io->unlink(queue->io, queue->dirfd, name) != 0 && errno != ENOENT)
         return false;
-    if (known)
+    if (known) {
+        mpq_store(entry->bytes, 0); /* the file is gone: see mpq_segments_forget_freed */
         atomic_store(&entry->state, MPQ_STATE(0, MPQ_RING_EMPTY));
+    }
     atomic_fetch_add_explicit(&control->segments_removed, 1, memory_order_relaxed);
     return true;
 }
@@ -90,7 +93,7 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
         moved = true;
     }
     pthread_mutex_lock(&queue->mutex);
-    mpq_segments_forget(queue, oldest);
+    mpq_segments_forget_freed(queue);
     pthread_mutex_unlock(&queue->mutex);
     pthread_mutex_lock(&consumer->mutex);
     consumer->reclaimed = mpq_max64(consumer->reclaimed, MPQ_POSITION_GEN(durable));

@@ -339,7 +339,7 @@ mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error)
         if (fresh && !how.poisoned) {
             status = trust(queue, &meta, &found, error);
         } else {
-            mpq_segments_forget(queue, UINT64_MAX);
+            mpq_segments_forget(queue);
             mpq_control_unmap(queue);
             struct mpq_repair report;
             status = mpq_rebuild(queue, &meta, boot_id, &how, &report, error);

@@ -110,11 +110,65 @@ static void forget(struct mpq_queue *queue, unsigned slot)
     mpq_segment_release(segment);
 }
 
-void mpq_segments_forget(struct mpq_queue *queue, uint64_t below)
+void mpq_segments_forget(struct mpq_queue *queue)
 {
     for (unsigned i = 0; i < MPQ_MAPS; i++)
-        if (queue->maps[i] != NULL && queue->maps[i]->generation < below)
+        if (queue->maps[i] != NULL)
             forget(queue, i);
+}
+
+/* Mappings of deleted files would pin their disk blocks in every process. Those of files that are
+ * kept, or were reused, stay: under its next name the file's pages are mapped already. */
+void mpq_segments_forget_freed(struct mpq_queue *queue)
+{
+    const uint64_t oldest = mpq_load(queue->control->oldest_generation);
+    const uint64_t most = mpq_load(queue->control->max_segments);
+    for (unsigned i = 0; i < MPQ_MAPS; i++) {
+        const struct mpq_segment *segment = queue->maps[i];
+        if (segment == NULL || segment->generation >= oldest)
+            continue;
+        const struct mpq_ring_entry *entry = mpq_ring_at(queue, segment->generation);
+        if (oldest - segment->generation > most ||
+            mpq_load(entry->generation) != segment->generation || mpq_load(entry->bytes) == 0)
+            forget(queue, i);
+    }
+}
+
+/* Takes the mapping of a reused file out of the table, when nobody else refers to it. A mapped
+ * inode is not given to another file, so that its number is proof. */
+static struct mpq_segment *mapped_before(struct mpq_queue *queue, const struct stat *now)
+{
+    const uint64_t oldest = mpq_load(queue->control->oldest_generation);
+    for (unsigned i = 0; i < MPQ_MAPS; i++) {
+        struct mpq_segment *segment = queue->maps[i];
+        if (segment != NULL && segment->generation < oldest && segment->inode == now->st_ino &&
+            segment->device == now->st_dev && segment->bytes == (uint64_t)now->st_size &&
+            mpq_load(segment->references) == 1) {
+            queue->maps[i] = NULL;
+            return segment;
+        }
+    }
+    return NULL;
+}
+
+static mpq_status map_anew(struct mpq_queue *queue, uint64_t generation, int fd, uint64_t bytes,
+                           struct mpq_segment **out, struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    struct mpq_segment *segment = io->alloc(io, sizeof *segment);
+    if (segment == NULL)
+        return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
+    segment->base = io->map(io, fd, bytes, true);
+    if (segment->base == NULL) {
+        mpq_status status = mpq_fail_errno(error, "%s: cannot map segment %llu", queue->path,
+                                           (unsigned long long)generation);
+        io->free(io, segment);
+        return status;
+    }
+    /* Read-ahead would make the next sync of one dirty byte write hundreds of KiB. */
+    (void)io->advise(io, segment->base, bytes, MADV_RANDOM);
+    *out = segment;
+    return MPQ_OK;
 }
 
 static mpq_status map_file(struct mpq_queue *queue, uint64_t generation, int fd,
@@ -133,23 +187,25 @@ static mpq_status map_file(struct mpq_queue *queue, uint64_t generation, int fd,
             error->generation = generation;
         return status;
     }
-    struct mpq_segment *segment = io->alloc(io, sizeof *segment);
-    if (segment == NULL)
-        return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
-    segment->base = io->map(io, fd, bytes, true);
-    if (segment->base == NULL) {
-        mpq_status status = mpq_fail_errno(error, "%s: cannot map segment %llu", queue->path,
-                                           (unsigned long long)generation);
-        io->free(io, segment);
-        return status;
+    struct mpq_segment *segment = mapped_before(queue, &now);
+    const bool again = segment != NULL;
+    if (!again) {
+        mpq_status status = map_anew(queue, generation, fd, bytes, &segment, error);
+        if (status != MPQ_OK)
+            return status;
     }
-    /* Read-ahead would make the next sync of one dirty byte write hundreds of KiB. */
-    (void)io->advise(io, segment->base, bytes, MADV_RANDOM);
-    segment->io = io;
-    segment->generation = generation;
-    segment->bytes = bytes;
-    segment->touched = MPQ_SEGMENT_FIRST;
-    mpq_store(segment->references, 1);
+    const struct mpq_segment fresh = {
+        .io = io,
+        .base = segment->base,
+        .generation = generation,
+        .bytes = bytes,
+        .inode = now.st_ino,
+        .device = now.st_dev,
+        .touched = again ? bytes : MPQ_SEGMENT_FIRST,
+        .read_ahead = again ? bytes : 0,
+        .references = 1,
+    };
+    *segment = fresh;
     *out = segment;
     return MPQ_OK;
 }
@@ -178,8 +234,7 @@ struct mpq_segment *mpq_segment_map(struct mpq_queue *queue, uint64_t generation
     io->close(io, fd);
     if (status != MPQ_OK)
         return NULL;
-    /* Retired mappings pin disk blocks of deleted files, in every process. */
-    mpq_segments_forget(queue, mpq_load(queue->control->oldest_generation));
+    mpq_segments_forget_freed(queue);
     if (queue->maps[generation % MPQ_MAPS] != NULL)
         forget(queue, generation % MPQ_MAPS);
     queue->maps[generation % MPQ_MAPS] = segment;
@@ -234,6 +289,7 @@ static int take_kept(struct mpq_queue *queue, uint64_t bytes, const char *name)
         if (fd >= 0)
             io->close(io, fd);
         (void)io->unlink(io, queue->dirfd, name);
+        mpq_store(entry->bytes, 0);
     }
     return -1;
 }
