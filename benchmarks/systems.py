@@ -52,17 +52,17 @@ class System:
 class Mpqueue(System):
     """mpqueue under one durability policy, item by item or in batches."""
 
-    def __init__(self, durability: str, batch: int = 1) -> None:
-        self.durability = durability
+    def __init__(self, durability: str, batch: int = 1, **options: int) -> None:
+        self.options: dict[str, Any] = {"durability": durability, **options}
         self.step = batch
         self.name = f"mpqueue {durability}" + (f", batches of {batch}" if batch > 1 else "")
 
     def _open(self) -> Any:
-        return load("mpqueue").Queue("queue", durability=self.durability)
+        return load("mpqueue").Queue("queue", **self.options)
 
     def prepare(self, directory: Path) -> None:
         super().prepare(directory)
-        load("mpqueue").Queue(directory / "queue", durability=self.durability).close()
+        load("mpqueue").Queue(directory / "queue", **self.options).close()
 
     def push(self, count: int) -> Iterator[None]:
         q = self._open()

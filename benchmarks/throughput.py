@@ -1,4 +1,8 @@
-"""One and four producer processes to one consumer process, item by item and in batches of 100."""
+"""One and four producer processes to one consumer process, item by item and in batches of 100.
+
+The backlog is bounded as for the peers: pyzmq by 100,000 messages, mpqueue by 16 segments of 1 MiB,
+which hold as many.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ from collections.abc import Sequence
 import harness
 import systems
 
+_RING = {"segment_size": 1 << 20, "max_segments": 16, "keep_segments": 16}
+
 
 def _single(options: harness.Options, producers: int) -> harness.Report:
     contenders = harness.available(
-        systems.Mpqueue("none"),
+        systems.Mpqueue("none", **_RING),
         systems.MultiprocessingQueue(),
         systems.MultiprocessingSimpleQueue(),
         systems.FasterFifo(),
@@ -28,7 +34,7 @@ def _single(options: harness.Options, producers: int) -> harness.Report:
 
 
 def _batched(options: harness.Options) -> harness.Report:
-    ours = systems.Mpqueue("none", batch=100)
+    ours = systems.Mpqueue("none", batch=100, **_RING)
     contenders = harness.available(
         ours, systems.ZmqIpc(), systems.ZmqIpc(batch=100), systems.FasterFifo(batch=100)
     )
