@@ -109,9 +109,13 @@ mpq_status mpq_control_make(struct mpq_queue *queue, const struct mpq_meta_slot 
 
 mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes, struct mpq_error *error)
 {
-    struct mpq_control *control = queue->io->map(queue->io, fd, bytes, true);
+    struct stat now;
+    struct mpq_control *control = NULL;
+    if (queue->io->fstat(queue->io, fd, &now) == 0)
+        control = queue->io->map(queue->io, fd, bytes, true);
     if (control == NULL)
         return mpq_fail_errno(error, "%s: cannot map the control file", queue->path);
+    queue->control_inode = now.st_ino;
     uint8_t *base = (uint8_t *)control;
     queue->control = control;
     queue->control_bytes = bytes;

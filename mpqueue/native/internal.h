@@ -129,6 +129,7 @@ struct mpq_queue {
 
     struct mpq_control *control;
     uint64_t control_bytes;
+    uint64_t control_inode; /* of the file that is mapped */
     struct mpq_member *members;
     struct mpq_ring_entry *ring;
     struct mpq_window_word *window;
@@ -264,6 +265,8 @@ mpq_status mpq_meta_write(struct mpq_queue *queue, struct mpq_meta_slot *meta,
 mpq_status mpq_meta_update(struct mpq_queue *queue,
                            void (*change)(struct mpq_meta_slot *meta, void *arg), void *arg,
                            const struct mpq_call *call, struct mpq_error *error);
+/* errno is left alone. */
+bool mpq_meta_exists(const struct mpq_queue *queue);
 mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *options,
                            struct mpq_error *error);
 /* Latches a failed flush for every process, present and future. */

@@ -310,6 +310,22 @@ void mpq_leave(struct mpq_queue *queue)
     mpq_pin_drop(queue, &queue->pin);
 }
 
+/* A child that has not joined yet keeps nobody out: an opener may have found the queue alone and
+ * made control anew. What the child has mapped is nobody's then. */
+static mpq_status same_control(struct mpq_queue *queue, struct mpq_error *error)
+{
+    struct stat now;
+    const int rc = queue->io->stat(queue->io, queue->dirfd, "control", &now);
+    if (rc != 0 && errno != ENOENT)
+        return mpq_fail_errno(error, "%s: cannot look at control", queue->path);
+    if (rc == 0 && now.st_ino == queue->control_inode)
+        return MPQ_OK;
+    return mpq_fail(error, MPQ_REMOVED,
+                    "%s: the queue was rebuilt after its handle was inherited and before it was "
+                    "used here; open it again: nothing was changed",
+                    queue->path);
+}
+
 mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     uint64_t free_word = 0;
@@ -340,7 +356,9 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
     struct mpq_pin gate = {NULL, -1};
     mpq_status status = mpq_pin_wait(queue, MPQ_BYTE_GATE, call, &gate, "the gate", error);
     if (status == MPQ_OK) {
-        status = mpq_join(queue, error);
+        status = same_control(queue, error);
+        if (status == MPQ_OK)
+            status = mpq_join(queue, error);
         mpq_pin_drop(queue, &gate);
     }
     mpq_store(queue->fork->joining, 0);

@@ -93,6 +93,15 @@ mpq_status mpq_meta_update(struct mpq_queue *queue,
     return status;
 }
 
+bool mpq_meta_exists(const struct mpq_queue *queue)
+{
+    const int saved = errno;
+    struct stat now;
+    const bool exists = queue->io->stat(queue->io, queue->dirfd, "meta", &now) == 0;
+    errno = saved;
+    return exists;
+}
+
 mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *options,
                            struct mpq_error *error)
 {
@@ -126,7 +135,8 @@ mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *op
         meta.device = now.st_dev;
         if (write_slots(queue, fd, &meta) != 0 || io->sync(io, fd) != 0)
             status = mpq_fail_errno(error, "%s: cannot write meta", queue->path);
-        else if (io->link(io, queue->dirfd, name, "meta") != 0 && errno != EEXIST)
+        else if (io->link(io, queue->dirfd, name, "meta") != 0 &&
+                 !mpq_meta_exists(queue)) /* another's came first, and may have swept ours away */
             status = mpq_fail_errno(error, "%s: cannot name meta", queue->path);
         else if (io->sync(io, queue->dirfd) != 0)
             status = mpq_fail_errno(error, "%s: cannot sync the directory", queue->path);

@@ -133,7 +133,8 @@ static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args
     bool remains = false;
     if (io->list(io, queue->dirfd, ours, &remains) != 0)
         return mpq_fail_errno(error, "%s: cannot list the directory", queue->path);
-    if (remains)
+    /* Another process may have made the queue just now. */
+    if (remains && !mpq_meta_exists(queue))
         return mpq_fail(
             error, MPQ_NOT_A_QUEUE,
             "%s: there are files of a queue but no `meta`; nothing was touched. Restore meta, or "
