@@ -482,8 +482,9 @@ void mpq_entry_walked(struct mpq_consumer *consumer, uint64_t seq, uint64_t posi
                       uint64_t extent, enum mpq_entry_state state);
 bool mpq_again_push(struct mpq_consumer *consumer, uint64_t seq);
 uint64_t mpq_again_pop(struct mpq_consumer *consumer);
-/* A dead claimant's frame, and the rest of its batch, become gaps: last to first. */
-void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
+/* A dead claimant's frame, and the rest of its batch, become gaps: last to first. False: it had
+ * published them, and nothing was changed. */
+bool mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
                     const struct mpq_seen *seen);
 /* Where the consumer may read up to, by policy. */
 uint64_t mpq_visible_limit(const struct mpq_queue *queue);

@@ -37,9 +37,13 @@ struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t
     return segment;
 }
 
-void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
+bool mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
                     const struct mpq_seen *first)
 {
+    /* It may have published between the look that found a claim and its death. The first frame is
+     * published last: READY there, after the death, means that everything is. */
+    if (mpq_state_decode(atomic_load(mpq_state_of((void *)(segment->base + offset)))) == MPQ_READY)
+        return false;
     uint64_t offsets[MPQ_BATCH_MAX];
     uint32_t count = 0;
     struct mpq_seen seen = *first;
@@ -61,6 +65,7 @@ void mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64
                !atomic_compare_exchange_weak(state, &now, MPQ_STATE(MPQ_STATE_INC(now), MPQ_GAP)))
             ;
     }
+    return true;
 }
 
 /* True: seq lies beyond the window and something below is outstanding. */
@@ -242,7 +247,7 @@ static enum step settle_gap(struct mpq_consumer *consumer, struct step_out *out)
 {
     const uint64_t seq = out->seen.header.seq;
     if ((out->seen.header.flags & MPQ_FLAG_BATCH_FIRST) != 0)
-        mpq_gap_frames(consumer->queue, out->segment, out->offset, &out->seen);
+        (void)mpq_gap_frames(consumer->queue, out->segment, out->offset, &out->seen);
     bool before = mpq_acked(consumer->queue, seq);
     mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent, MPQ_ENTRY_SETTLED);
     if (!before)
@@ -270,7 +275,8 @@ static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
             mpq_store(queue->control->blocked_on_claim, claimant);
             return stop(out, MPQ_EMPTY);
         }
-        mpq_gap_frames(queue, out->segment, out->offset, &out->seen);
+        if (!mpq_gap_frames(queue, out->segment, out->offset, &out->seen))
+            return STEP_ON; /* the same frame again: it is an item by now */
         return settle_gap(consumer, out);
     }
     if (mpq_acked(queue, header->seq)) {

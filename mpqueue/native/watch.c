@@ -82,7 +82,7 @@ static bool settle_head(struct mpq_consumer *consumer)
         mpq_store(queue->control->blocked_on_claim, claimant);
         return false;
     }
-    mpq_gap_frames(queue, segment, offset, &seen);
+    (void)mpq_gap_frames(queue, segment, offset, &seen);
     return true;
 }
 
