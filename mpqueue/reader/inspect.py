@@ -243,6 +243,14 @@ class Tally:
             self.settled += frame.span
         return owed
 
+    def settle(self, frame: Frame, owed: int) -> None:
+        """Takes back what `add` counted for a frame, of which only `owed` seqs are owed now."""
+        before = unsettled(frame, self._acks)
+        self._owed[frame.kind] -= before - owed
+        if not owed:
+            self.backlog_bytes -= frame.extent
+            self.settled += frame.span
+
     def include(self, other: Tally) -> None:
         """Adds the sums of another one."""
         for kind, owed in other._owed.items():

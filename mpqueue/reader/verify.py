@@ -1,7 +1,7 @@
 """`verify`: every structure checked, every frame hashed, everything owed counted again.
 
 Changes no byte. What it finds on a live queue is looked at twice, because a segment may be
-reclaimed while it is read: only what is still above the floor afterwards is reported.
+reclaimed while it is read: only what is still owed afterwards is reported and counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mpqueue import layout
 from mpqueue.reader.acks import Acks
 from mpqueue.reader.files import Finding
-from mpqueue.reader.inspect import Counts, Inspection, Tally
+from mpqueue.reader.inspect import Counts, Inspection, Tally, unsettled
 from mpqueue.reader.segment import SEGMENT_NAME, list_segments, open_segment
 from mpqueue.reader.walk import DAMAGED, GAP, LOST, Frame, Walk
 
@@ -82,24 +82,30 @@ def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool
         tallies: dict[int, Tally] = {}
         tally = Tally(inspection.acks)
         generation = -1
+        bad: list[tuple[Frame, int]] = []
         for frame in walk:
             if frame.generation != generation:
                 generation = frame.generation
                 tally = tallies.setdefault(generation, Tally(inspection.acks))
             owed = tally.add(frame)
             if frame.kind in (DAMAGED, LOST, GAP):
-                finding = _frame_finding(frame, owed)
-                if finding is not None:
-                    findings.append(finding)
+                bad.append((frame, owed))
+        for summary in walk.segments:
+            findings += summary.findings
+        findings += _bounds(inspection, walk)
+        later, moved = _later(inspection)
+        findings = [finding for finding in findings if not _passed(finding, later)]
+        absent = _absent(walk)
+        for frame, owed in bad:
+            still = unsettled(frame, later) if owed and moved else owed
+            if still != owed:
+                tallies[frame.generation].settle(frame, still)
+            if still or not owed:
+                findings += _frame_finding(frame, still, absent)
         total = Tally(inspection.acks)
         for tally in tallies.values():
             total.include(tally)
-        for summary in walk.segments:
-            findings += summary.findings
         counts = total.counts(inspection.acks.acked_above_floor())
-        segments = _per_segment(walk, tallies, inspection.acks)
-        findings += _bounds(inspection, walk)
-        findings, moved = _second_look(inspection, findings)
         stated = _stated(inspection)
         if not moved:
             findings += _compare(counts, stated)
@@ -111,35 +117,67 @@ def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool
             deep=deep,
             findings=tuple(findings),
             counts=counts,
-            segments=segments,
+            segments=_per_segment(walk, tallies, inspection.acks),
             stated=stated,
         )
 
 
-def _frame_finding(frame: Frame, owed: int) -> Finding | None:
+def _frame_finding(frame: Frame, owed: int, absent: Mapping[int, int]) -> list[Finding]:
     name = layout.segment_name(frame.generation)
     last = frame.seq + frame.span - 1
+    items = f"items {frame.seq} to {last}" if frame.span > 1 else f"item {frame.seq}"
     if frame.kind == GAP:
         if not owed:
-            return None
+            return []
         text = (
             "the producer of this item died or failed before it was published; it was never "
             "accepted, and the consumer will pass it"
         )
-        return Finding("note", name, frame.offset, frame.seq, text)
+        return [Finding("note", name, frame.offset, frame.seq, text)]
     if frame.kind == DAMAGED:
         text = f"the body of item {frame.seq} ({frame.length} bytes) fails its hash"
+    elif frame.kind == LOST and (first := _next_absent(frame, absent)):
+        name = layout.segment_name(first)
+        text = f"{items} are gone with their file, which is missing"
+        count = absent[first]
+        if count > 1:
+            text = f"{items} are gone with their files: {count} from this one on are missing"
     elif frame.extent:
-        text = f"{frame.extent} bytes are unreadable: items {frame.seq} to {last} are gone"
+        text = f"{frame.extent} bytes are unreadable: {items} are gone"
     else:
-        text = f"items {frame.seq} to {last} are gone: the file that held them is missing or short"
+        text = f"{items} are gone: the file that held them is missing or short"
     if not owed:
-        return Finding("note", name, frame.offset, frame.seq, text + "; they were settled before")
+        return [Finding("note", name, frame.offset, frame.seq, text + "; they were settled before")]
     text += (
         f"; {owed} lost, the consumer will report it once and go on; 'mpqueue repair' settles it "
         "now and saves the bytes"
     )
-    return Finding("error", name, frame.offset, frame.seq, text)
+    return [Finding("error", name, frame.offset, frame.seq, text)]
+
+
+def _absent(walk: Walk) -> dict[int, int]:
+    """Runs of segments that the walk should have met and did not: first generation to length."""
+    runs: dict[int, int] = {}
+    there = {summary.generation for summary in walk.segments}
+    first = 0
+    for generation in range(max(walk.first_generation, 1), walk.last_generation + 1):
+        if generation in there:
+            first = 0
+            continue
+        first = first or generation
+        runs[first] = runs.get(first, 0) + 1
+    return runs
+
+
+def _next_absent(frame: Frame, absent: Mapping[int, int]) -> int:
+    """The first segment that is missing where this hole begins; 0 when its files are there.
+
+    A hole begins behind the last frame that was met, so often at the end of the file before it.
+    """
+    if frame.generation in absent:
+        return frame.generation
+    at_end = frame.generation + 1 in absent and not frame.extent
+    return frame.generation + 1 if at_end else 0
 
 
 def _structure(inspection: Inspection) -> list[Finding]:
@@ -229,29 +267,25 @@ def _per_segment(walk: Walk, tallies: Mapping[int, Tally], acks: Acks) -> tuple[
     return tuple(result)
 
 
-def _second_look(inspection: Inspection, findings: list[Finding]) -> tuple[list[Finding], bool]:
-    """Drops what was reclaimed meanwhile; says whether the queue moved during the walk."""
+def _later(inspection: Inspection) -> tuple[Acks, bool]:
+    """What is settled now, and whether the queue moved during the walk."""
     if inspection.source.control is None:
-        return findings, False
+        return inspection.acks, False
     with Inspection(inspection.path) as later:
-        if later.source.control is None:
-            return findings, True
         before, after = inspection.source.control, later.source.control
-        moved = before.tail != after.tail or before.consumer != after.consumer
-        moved = moved or before.totals != after.totals
-        if not moved:
-            return findings, False
-        kept = []
-        for finding in findings:
-            match = SEGMENT_NAME.fullmatch(finding.file)
-            if match is not None:
-                place = layout.position(int(match[1]), max(finding.offset, 0))
-                if place < later.acks.floor_position:
-                    continue
-                if finding.seq >= 0 and later.acks.acked(finding.seq):
-                    continue
-            kept.append(finding)
-        return kept, True
+        moved = (
+            after is None
+            or before.tail != after.tail
+            or before.consumer != after.consumer
+            or before.totals != after.totals
+        )
+        return later.acks, moved
+
+
+def _passed(finding: Finding, later: Acks) -> bool:
+    """Whether it speaks of a segment that the floor has passed by now."""
+    match = SEGMENT_NAME.fullmatch(finding.file)
+    return match is not None and int(match[1]) < layout.position_parts(later.floor_position)[0]
 
 
 def _stated(inspection: Inspection) -> dict[str, int]:
@@ -266,10 +300,17 @@ def _stated(inspection: Inspection) -> dict[str, int]:
 
 
 def _compare(counts: Counts, stated: Mapping[str, int]) -> list[Finding]:
-    findings = []
+    """Items that control owes and no file holds are lost, whatever the walk could say of them."""
+    findings: list[Finding] = []
+    if counts.lost:
+        return findings
     for name, value in stated.items():
         counted = getattr(counts, name)
-        if counted != value and not counts.lost:
+        if counted != value:
             text = f"{name} is stated as {value}, the frames count {counted}"
-            findings.append(Finding("warning", "control", -1, -1, text))
+            severity = "warning"
+            if name == "depth" and counted < value:
+                severity = "error"
+                text += f": {value - counted} items are owed and in no file"
+            findings.append(Finding(severity, "control", -1, -1, text))
     return findings

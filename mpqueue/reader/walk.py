@@ -12,6 +12,8 @@ W4  Losses are counted by seq, from the frame before to the frame (or segment, o
 W5  While control speaks of this boot the walk ends at its tail; nothing behind it exists.
 W6  Otherwise a frame above the durable watermark that is no item may be the leftover of a killed
     claim, its length pointing anywhere: an item that validates inside its extent wins.
+W7  A segment goes only when the floor has passed it. So the first segment met is the floor's own;
+    where another one is, or its roll record does not hold, the seqs from the floor on are lost.
 """
 
 from __future__ import annotations
@@ -330,6 +332,10 @@ class Walk:
         self.next_seq = 0
         tail = source.control.tail["position"] if source.control is not None else 0
         self._tail = layout.position_parts(tail) if source.control is not None else None
+        self.first_generation = first_generation
+        # Of the last byte: a position at offset 0 stands for a segment that is yet to be made.
+        end = max(tail, source.durable_position(), 1) - 1
+        self.last_generation = layout.position_parts(end)[0]
         names = list_segments(source.directory)
         self.generations = [
             generation
@@ -344,6 +350,7 @@ class Walk:
         last_seq = -1
         end = 0
         epoch = self._source.meta.epoch
+        floor_generation = layout.position_parts(self._source.acks.floor_position)[0]
         for generation in self.generations:
             segment = open_segment(self._source.directory, generation, self._source.meta)
             if segment is None:
@@ -357,11 +364,16 @@ class Walk:
                 walk.epoch = roll.epoch if roll is not None else epoch
                 frames = iter(walk)
                 first = next(frames, None)
+                own = generation == floor_generation and roll is not None
+                if expected < 0 and generation >= floor_generation and not own:
+                    expected, end = self._from_floor()
                 # A roll record binds only if something came after it; the tail says so too.
                 if roll is not None and (first is not None or self._tail is not None):
                     epoch = roll.epoch
                     if expected >= 0 and self._cut_short(roll, expected, end):
-                        yield self._lost(expected, roll.previous_seq - expected, end, roll, epoch)
+                        yield from self._lost(
+                            expected, roll.previous_seq, end, roll.previous_end, epoch
+                        )
                     # Seqs between the two were skipped by a new epoch: nobody ever had them.
                     expected = max(expected, roll.base_seq)
                     end = layout.position(generation, layout.SEGMENT_FIRST)
@@ -379,17 +391,41 @@ class Walk:
                 )
             finally:
                 segment.close()
+        if expected < 0:
+            expected, end = self._from_floor()
         yield from self._lost_at_end(max(expected, 0), end, epoch)
+
+    def _from_floor(self) -> tuple[int, int]:
+        """The floor and its position (W7); -1 where neither control nor cursor tells of one."""
+        source = self._source
+        if source.control is None and source.cursor is None:
+            return -1, 0
+        return source.acks.floor, source.acks.floor_position
 
     @staticmethod
     def _cut_short(roll: Roll, expected: int, end: int) -> bool:
         return roll.previous_seq > expected and roll.previous_end > end
 
-    def _lost(self, seq: int, count: int, end: int, roll: Roll, epoch: int) -> Frame:
-        generation, offset = layout.position_parts(end)
-        stop_generation, stop = layout.position_parts(roll.previous_end)
-        extent = max(0, stop - offset) if stop_generation == generation else 0
-        return Frame(LOST, seq, count, generation, offset, extent, 0, 0, 0, 0, 0, epoch)
+    def _lost(self, first: int, until: int, start: int, stop: int, epoch: int) -> Iterator[Frame]:
+        """The seqs `first` to before `until`, which lay between two positions.
+
+        Without those that the current epoch skipped, which nobody ever had.
+        """
+        generation, offset = layout.position_parts(start)
+        stop_generation, stop_offset = layout.position_parts(stop)
+        extent = max(0, stop_offset - offset) if stop_generation == generation else 0
+        spans = [(first, until)]
+        if self._source.control is not None:
+            values = self._source.control.values
+            left, right = values["epoch_previous_seq"], values["epoch_first_seq"]
+            if left <= right:
+                spans = [(first, min(until, left)), (max(first, right), until)]
+        for begin, end in spans:
+            if begin < end:
+                yield Frame(
+                    LOST, begin, end - begin, generation, offset, extent, 0, 0, 0, 0, 0, epoch
+                )
+                extent = 0
 
     def _lost_at_end(self, expected: int, end: int, epoch: int) -> Iterator[Frame]:
         """The seqs that the tail (after a reboot: the watermark) promises and nobody has."""
@@ -397,23 +433,13 @@ class Walk:
         self.next_seq = expected
         if source.control is not None:
             promised, until = source.control.tail["next_seq"], source.control.tail["position"]
-            self.next_seq = max(expected, promised)
-            if promised == source.control.values["epoch_first_seq"]:
-                # Nothing was claimed in this epoch; the seqs that it skipped were nobody's.
-                promised = source.control.values["epoch_previous_seq"]
         elif source.cursor is not None:
             promised, until = source.cursor.next_seq, source.cursor.durable_position
-            self.next_seq = max(expected, promised)
         else:
             return
-        if until <= end or promised <= expected:
-            return
-        generation, offset = layout.position_parts(end)
-        stop_generation, stop = layout.position_parts(until)
-        extent = max(0, stop - offset) if stop_generation == generation else 0
-        yield Frame(
-            LOST, expected, promised - expected, generation, offset, extent, 0, 0, 0, 0, 0, epoch
-        )
+        self.next_seq = max(expected, promised)
+        if until > end and promised > expected:
+            yield from self._lost(expected, promised, end, until, epoch)
 
 
 class SegmentSummary(NamedTuple):

@@ -276,6 +276,7 @@ class Image:
             items=last.next_seq - 1,
         )
         settled = self.floor - 1 + len([seq for seq in self.acked if seq >= self.floor])
+        settled += self.totals.get("lost_items", 0)
         record = checked(
             layout.CONSUMER_RECORD,
             floor=self.floor,

@@ -178,6 +178,107 @@ def test_a_missing_segment_is_counted_from_the_next_ones_roll_record(image: Imag
     assert report.damage
 
 
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("gone", [(1,), (1, 2), (1, 2, 3), (2, 3), (3,)])
+def test_missing_segments_are_named_with_what_they_held(
+    image: Image, live: bool, gone: tuple[int, ...]
+) -> None:
+    """The walk used to begin at the first file that was there: what lay before it was not missed.
+
+    Item 1 is settled, and so is 3 above the floor.
+    """
+    for _ in range(3):
+        segment = image.segment()
+        for _ in range(4):
+            segment.put(b"y" * 10000)
+        segment.pad()
+    image.floor, image.acked = 2, {3}
+    image.floor_position = layout.position(1, layout.SEGMENT_FIRST + 10048)
+    image.cursor_next_seq, image.durable_position = segment.next_seq, segment.end
+    if live:
+        image.live()
+    image.write()
+    assert not verify(image.path).damage
+    for generation in gone:
+        (image.path / name(generation)).unlink()
+    owed = [seq for seq in range(2, 13) if seq != 3]
+    lost = [seq for seq in owed if (seq - 1) // 4 + 1 in gone]
+    report = verify(image.path)
+    assert report.damage
+    assert (report.counts.lost, report.counts.depth) == (len(lost), len(owed))
+    (finding,) = [f for f in report.findings if f.severity == "error"]
+    assert finding.file == name(gone[0])
+    first, last = max(2, gone[0] * 4 - 3), gone[-1] * 4
+    assert f"items {first} to {last} are gone" in finding.message
+    assert f"{len(lost)} lost" in finding.message
+    if len(gone) > 1:
+        assert f"{len(gone)} from this one on are missing" in finding.message
+    with inspect(image.path) as view:
+        assert [record.seq for record in view.items()] == [s for s in owed if s not in lost]
+        assert view.unreadable == len(lost)
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_floor_segment_without_its_beginning_owes_it(
+    image: Image, live: bool, whole: bool
+) -> None:
+    """No header, no roll record and no first frames (or none at all): the floor still knows."""
+    for _ in range(2):
+        segment = image.segment()
+        for _ in range(4):
+            segment.put(b"y" * 10000)
+        segment.pad()
+    image.cursor_next_seq, image.durable_position = segment.next_seq, segment.end
+    if live:
+        image.live()
+    image.write()
+    data = bytearray((image.path / name()).read_bytes())
+    upto = len(data) if whole else layout.SEGMENT_FIRST + 2 * 10048
+    data[:upto] = bytes(upto)
+    (image.path / name()).write_bytes(data)
+    report = verify(image.path)
+    assert report.counts.lost == (4 if whole else 2)
+    assert report.damage
+
+
+def test_a_floor_behind_a_segment_that_is_gone_misses_nothing(image: Image) -> None:
+    for _ in range(2):
+        segment = image.segment()
+        for _ in range(4):
+            segment.put(b"y" * 10000)
+        segment.pad()
+    image.floor, image.floor_position = 5, image.segments[0].end
+    image.live()
+    image.write()
+    (image.path / name()).unlink()
+    report = verify(image.path)
+    assert (report.counts.lost, report.counts.ready, report.damage) == (0, 4, False)
+
+
+def test_seqs_that_an_epoch_skipped_are_not_lost(image: Image) -> None:
+    image.segment().put(b"one")
+    segment = image.segment(skip=1000)
+    segment.put(b"two")
+    image.live(epoch_previous_seq=2, epoch_first_seq=1002)
+    image.write()
+    for generation in (1, 2):
+        (image.path / name(generation)).unlink()
+    assert verify(image.path).counts.lost == 2
+
+
+def test_items_that_control_owes_and_no_file_holds_are_damage(image: Image) -> None:
+    """Whatever the walk could say of them: a count that is too low is no mere warning."""
+    segment = image.segment()
+    segment.put(b"one")
+    segment.put(b"three", seq=3)
+    image.live()
+    image.write()
+    report = verify(image.path)
+    (finding,) = [f for f in report.findings if f.severity == "error"]
+    assert "1 items are owed and in no file" in finding.message
+
+
 def test_leftovers_of_a_killed_claim_behind_the_tail_are_no_items(image: Image) -> None:
     segment = image.segment()
     segment.put(b"one")
@@ -380,6 +481,7 @@ def test_seqs_missing_between_whole_frames_were_settled_by_a_repair(image: Image
     segment.put(b"one")
     segment.put(bytes(80), code=layout.PAD, flags=layout.FLAG_PAD, seq=3)
     segment.put(b"three", seq=3)
+    image.totals = {"lost_items": 1}
     image.live()
     image.write()
     report = verify(image.path)

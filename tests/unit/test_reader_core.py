@@ -150,6 +150,7 @@ def test_a_live_queue_is_never_called_damaged(tmp_path: Path) -> None:
         for _ in range(30):
             report = verify(path)
             assert not report.damage, report.findings
+            assert report.counts.lost == report.counts.damaged == 0
             with inspect(path) as view:
                 assert all(len(record.body) < 50 for record in view.items())
                 assert view.unreadable == 0
@@ -158,6 +159,60 @@ def test_a_live_queue_is_never_called_damaged(tmp_path: Path) -> None:
         busy.kill()
         busy.wait()
         busy.stdout.close()
+
+
+def test_what_the_floor_passes_during_a_look_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Segments that are reclaimed between the snapshot and the walk were settled, not lost."""
+    path = tmp_path / "queue"
+    module = sys.modules[verify.__module__]
+    real = module._structure
+    with mpqueue.Queue(path, **SMALL) as queue, queue.consumer() as consumer:
+        queue.put_many([b"x" * 10_000] * 4, atomic=False)
+        for _ in range(40):
+            queue.put(b"x" * 10_000)
+
+        def settle_most(inspection: object) -> object:
+            consumer.ack_many(consumer.reserve_many(30, timeout=0))
+            consumer.checkpoint()
+            return real(inspection)
+
+        monkeypatch.setattr(module, "_structure", settle_most)
+        report = verify(path)
+        assert queue.stats().segments_removed + queue.stats().kept_segments > 0
+        assert not report.damage, report.findings
+        assert report.counts.lost == 0
+        assert report.counts.ready >= 14
+
+
+def test_missing_files_cost_what_they_held(tmp_path: Path, rng: random.Random) -> None:
+    """Any set of segments is removed from a closed queue: every item is found or named as lost."""
+    source = tmp_path / "source"
+    place: dict[int, int] = {}
+    with mpqueue.Queue(source, **SMALL) as queue, queue.consumer() as consumer:
+        for number in range(60):
+            queue.put(bytes([number]) * rng.randrange(6000))
+        consumer.ack_many(consumer.reserve_many(rng.randrange(40), timeout=0))
+        for index, item in enumerate(consumer.reserve_many(10, timeout=0)):
+            item.nack() if index % 3 else item.ack()
+    with inspect(source) as view:
+        place = {record.seq: record.generation for record in view.items()}
+    path = tmp_path / "queue"
+    for _ in range(25):
+        shutil.rmtree(path, ignore_errors=True)
+        shutil.copytree(source, path)
+        names = sorted(file for file in path.iterdir() if file.name.startswith("segment-"))
+        gone = rng.sample(names, rng.randrange(1, len(names) + 1))
+        for file in gone:
+            file.unlink()
+        generations = {int(file.name.rpartition("-")[2]) for file in gone}
+        lost = {seq for seq, generation in place.items() if generation in generations}
+        report = verify(path)
+        assert report.counts.lost == len(lost)
+        assert report.damage == bool(lost)
+        with inspect(path) as view:
+            assert {record.seq for record in view.items()} == place.keys() - lost
 
 
 def _drain(path: Path) -> tuple[list[tuple[int, bytes]], int]:
