@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpqueue._native import Item
     from mpqueue.exceptions import Corrupt
     from mpqueue.options import Durability, Options
+    from mpqueue.reader import Inspection
     from mpqueue.stats import Member, Repair, Stats
 
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -429,8 +430,15 @@ def destroy(path: Path) -> None:
         semaphore.unlink(name)
 
 
-def inspect(path: Path) -> Any:
-    """A read-only view of the queue at `path`; it never attaches and needs no live process."""
+def inspect(path: Path) -> Inspection:
+    """A read-only view of the queue at `path`; it never attaches and needs no live process.
+
+    >>> with mpqueue.inspect("spool") as view:  # doctest: +SKIP
+    ...     print(view.counts(), [record.body for record in view.items()])
+
+    A context manager: it holds one descriptor, given back by `close()`, at the end of `with`, or
+    when it is collected. Raises NotAQueue, FormatError, OSError.
+    """
     from mpqueue import reader
 
     return reader.inspect(path)

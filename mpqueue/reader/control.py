@@ -9,11 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpqueue import layout
+from mpqueue.exceptions import Closed
 from mpqueue.reader.files import Meta, xxh64
 
 # Reads of a record repeat while it is being written; more often than this it is damaged.
@@ -137,20 +139,25 @@ def _control_reason(raw: bytes, values: Mapping[str, Any], meta: Meta, path: Pat
 
 
 class Liveness:
-    """Asks the kernel whether incarnations live, by a probe that takes no lock."""
+    """Asks the kernel whether incarnations live, by a probe that takes no lock.
+
+    Holds one descriptor, until `close` or until nobody refers to it any more.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError when meta cannot be opened for reading."""
+        self._path = directory
         self._descriptor = os.open(directory / "meta", os.O_RDONLY | os.O_CLOEXEC)
+        self._closer = weakref.finalize(self, os.close, self._descriptor)
 
     def close(self) -> None:
         """Closes the descriptor. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._closer()
 
     def held(self, byte: int) -> bool:
-        """Whether somebody holds that lock byte; any error means yes."""
+        """Whether somebody holds that lock byte; any error means yes. Raises Closed."""
+        if not self._closer.alive:
+            raise Closed(f"{self._path}: this inspection was closed; call inspect() again")
         probe = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
         probe += bytes(-len(probe) % 8)
         try:

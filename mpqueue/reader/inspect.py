@@ -57,6 +57,7 @@ class Counts(NamedTuple):
 class Inspection:
     """A read-only view of a queue directory. Use it as a context manager.
 
+    It holds one descriptor, given back by `close`, the end of `with`, or when it is collected.
     `meta`, `control`, `cursor`, `acks` and `options` are a snapshot taken when it was made; items
     are read from the files when they are asked for. On a live queue items may be settled and
     their segments reclaimed meanwhile: they are then left out. `unreadable` is set when `items`
@@ -98,7 +99,7 @@ class Inspection:
         self.close()
 
     def close(self) -> None:
-        """Gives the files back. Idempotent."""
+        """Gives the descriptor back; `members` and walks raise Closed then. Idempotent."""
         self._liveness.close()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,10 @@ def list_segments(directory: Path) -> dict[int, str]:
 
 
 class SegmentFile:
-    """One segment, read through a window of at most `CHUNK` bytes (more for a larger item)."""
+    """One segment, read through a window of at most `CHUNK` bytes (more for a larger item).
+
+    Its descriptor is closed by `close`, or when nobody refers to it any more.
+    """
 
     CHUNK = 1 << 20
 
@@ -44,6 +48,7 @@ class SegmentFile:
         self.generation = generation
         self.name = layout.segment_name(generation)
         self._descriptor = os.open(directory / self.name, os.O_RDONLY | os.O_CLOEXEC)
+        self._closer = weakref.finalize(self, os.close, self._descriptor)
         # Read-ahead would leave large folios behind in the page cache of a live segment, and every
         # later flush of a small item would write such a folio whole.
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -57,9 +62,7 @@ class SegmentFile:
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._closer()
 
     def window(self, offset: int, length: int) -> tuple[bytes, int]:
         """A buffer that holds bytes `offset`..`offset + length` of the file, and where it starts.

@@ -6,6 +6,7 @@ what was put there, and after damage exactly what is left. No core is involved.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpqueue import layout
-from mpqueue.exceptions import FormatError, NotAQueue
+from mpqueue.exceptions import Closed, FormatError, NotAQueue
 from mpqueue.reader import inspect, verify
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -56,6 +57,44 @@ def test_items_come_back_with_everything_that_was_stored(image: Image) -> None:
     assert records[1].attempts == 5
     assert records[0].enqueued_at == 1_700_000_000
     assert verify(image.path).damage is False
+
+
+def _open_files() -> set[str]:
+    return {os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+
+
+def test_an_inspection_gives_its_descriptors_back(image: Image) -> None:
+    """By `with`, by close(), and when it is dropped; also when a walk is left in the middle.
+
+    Each forgotten inspect() used to keep a descriptor of meta for ever.
+    """
+    segment = image.segment()
+    for _ in range(3):
+        segment.put(b"x")
+    image.live()
+    inside = str(image.write())
+
+    def ours() -> set[str]:
+        return {name for name in _open_files() if name.startswith(inside)}
+
+    with inspect(image.path) as view:
+        assert ours()
+        assert len(list(view.items())) == 3
+    assert not ours()
+    view.close()
+    with pytest.raises(Closed, match="inspect"):
+        view.source.liveness.alive(7)
+    inspect(image.path)
+    assert not ours()
+    items = inspect(image.path).items()
+    assert next(items).seq == 1
+    assert len(ours()) == 2
+    del items
+    assert not ours()
+    walk = inspect(image.path).walk()
+    assert len(list(walk)) == 3
+    del walk
+    assert not ours()
 
 
 def test_settled_items_are_left_out_unless_asked_for(image: Image) -> None:
