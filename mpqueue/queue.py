@@ -301,9 +301,11 @@ class Queue(_native.Queue):
         and ends its blocked calls with Closed. Views stay valid. Raises FlushFailed or Poisoned
         when the flush failed; the handle is closed all the same.
         """
+        held = self._own_consumer()  # the native half works with it until the end
         try:
             super().close()
         finally:
+            del held
             self._undone.clear()
             self._get_consumer = None
 

@@ -102,6 +102,20 @@ struct set_options {
     struct mpq_options result;
 };
 
+/* Waits for the header lock; MPQ_CLOSED when the handle is closed meanwhile. */
+static mpq_status lock_wait(struct mpq_queue *queue, const struct mpq_call *call,
+                            struct mpq_error *error)
+{
+    struct mpq_lock_wait wait = {0};
+    mpq_status status = MPQ_OK;
+    while (status == MPQ_OK && !mpq_lock_try(queue, &wait)) {
+        status = mpq_lock_sleep(queue, &wait, call, error);
+        if (status == MPQ_OK && atomic_load(&queue->closing) != 0)
+            status = mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+    }
+    return status;
+}
+
 static void set_options(struct mpq_meta_slot *meta, void *arg)
 {
     struct set_options *set = arg;
@@ -131,9 +145,8 @@ mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
     struct set_options set = {.given = given, .options = options};
     if (status == MPQ_OK)
         status = mpq_meta_update(queue, set_options, &set, call, error);
-    struct mpq_lock_wait wait = {0};
-    while (status == MPQ_OK && !mpq_lock_try(queue, &wait))
-        status = mpq_lock_sleep(queue, &wait, call, error);
+    if (status == MPQ_OK)
+        status = lock_wait(queue, call, error);
     if (status == MPQ_OK) {
         mpq_config_store(queue->control, &set.result);
         mpq_lock_release(queue);
@@ -157,9 +170,8 @@ mpq_status mpq_seal(struct mpq_queue *queue, bool undo, const struct mpq_call *c
         return status;
     uint32_t sealed = undo ? 0 : 1;
     status = mpq_meta_update(queue, set_sealed, &sealed, call, error);
-    struct mpq_lock_wait wait = {0};
-    while (status == MPQ_OK && !mpq_lock_try(queue, &wait))
-        status = mpq_lock_sleep(queue, &wait, call, error);
+    if (status == MPQ_OK)
+        status = lock_wait(queue, call, error);
     if (status == MPQ_OK) {
         mpq_store(queue->control->sealed, sealed);
         mpq_lock_release(queue);

@@ -187,6 +187,20 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         consumer->incarnation = queue->incarnation;
         status = take_over(consumer, error);
     }
+    if (status == MPQ_OK) {
+        pthread_mutex_lock(&queue->mutex);
+        if (atomic_load(&queue->leaving) == 0) {
+            mpq_store(queue->control->consumer, queue->incarnation);
+            if (!queue->me_shared)
+                mpq_store(queue->me->role, MPQ_ROLE_PRODUCER | MPQ_ROLE_CONSUMER);
+            queue->consumer = consumer; /* from here on closing the handle closes it too */
+        } else {
+            status = mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+        }
+        pthread_mutex_unlock(&queue->mutex);
+        if (status != MPQ_OK)
+            mpq_helper_stop(consumer); /* a recount may have woken it */
+    }
     if (status != MPQ_OK) {
         mpq_pin_drop(queue, &pin);
         if (consumer != NULL) {
@@ -195,12 +209,6 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         }
         return status;
     }
-    mpq_store(queue->control->consumer, queue->incarnation);
-    if (!queue->me_shared)
-        mpq_store(queue->me->role, MPQ_ROLE_PRODUCER | MPQ_ROLE_CONSUMER);
-    pthread_mutex_lock(&queue->mutex);
-    queue->consumer = consumer;
-    pthread_mutex_unlock(&queue->mutex);
     *out = consumer;
     return MPQ_OK;
 }

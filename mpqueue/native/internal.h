@@ -149,6 +149,7 @@ struct mpq_queue {
     pthread_mutex_t flush_mutex;
     struct mpq_segment *maps[MPQ_MAPS];
     struct mpq_consumer *consumer;
+    _Atomic uint32_t leaving; /* a close has begun: no consumer registers any more (mutex) */
     _Atomic uint32_t closing;
     _Atomic uint32_t inflight; /* blocking calls inside */
     _Atomic uint32_t meetings; /* how often the header lock was met taken since it last yielded */
@@ -164,7 +165,7 @@ struct mpq_queue {
 /* 0 = taken, 1 = somebody holds it, -1 = errno. ESTALE: meta was replaced. */
 int mpq_pin_take(struct mpq_queue *queue, uint64_t offset, uint64_t bytes, struct mpq_pin *pin);
 void mpq_pin_drop(struct mpq_queue *queue, struct mpq_pin *pin);
-/* Waits for a byte in slices. */
+/* Waits for a byte in slices; MPQ_CLOSED once a close of this handle has begun. */
 mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct mpq_call *call,
                         struct mpq_pin *pin, const char *what, struct mpq_error *error);
 /* True only with the kernel's word for it: monotone. */

@@ -107,6 +107,8 @@ mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct m
             return mpq_fail_errno(error, "%s: cannot lock %s", queue->path, what);
         }
         mpq_status status = mpq_pause(queue, call, slice);
+        if (atomic_load(&queue->leaving) != 0)
+            return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
         if (status == MPQ_TIMEOUT)
             return mpq_fail(error, MPQ_TIMEOUT, "%s: %s is still held by another process",
                             queue->path, what);

@@ -292,6 +292,14 @@ static bool harvest_bursts(struct consumer_object *self, const struct harvest *h
     return harvest->bytes + next.length > harvest->bytes_max;
 }
 
+/* Sealed and nothing left: waiting for more is in vain. */
+static bool harvest_complete(struct consumer_object *self, const struct harvest *harvest)
+{
+    bool at_end = false;
+    return harvest->got && mpq_consumer_at_end(self->role->consumer, &at_end, NULL) == MPQ_OK &&
+           at_end;
+}
+
 /* 1: took some; 0: stop here; -1: an exception is set; 2: nothing now, wait; 3: try again */
 static int harvest_step(struct consumer_object *self, struct harvest *harvest, bool ready_only)
 {
@@ -310,10 +318,10 @@ static int harvest_step(struct consumer_object *self, struct harvest *harvest, b
         if (loss_report(self, &error, harvest->got > 0) < 0)
             return -1;
         return self->pending ? 0 : 3;
-    case MPQ_EMPTY: return ready_only ? 0 : 2;
+    case MPQ_EMPTY: return ready_only || harvest_complete(self, harvest) ? 0 : 2;
     case MPQ_AGAIN: return 2;
     default:
-        if (harvest->got) /* the next call meets it again */
+        if (harvest->got && status != MPQ_CLOSED) /* the next call meets it again */
             return 0;
         error_raise(self->state, status, &error);
         return -1;
@@ -703,7 +711,8 @@ static PyMethodDef consumer_methods[] = {
     {"reserve_many", FAST(consumer_reserve_many),
      "reserve_many(n, *, max_bytes=None, linger=0, timeout=None) -> list[Item]\n\nUp to n items, "
      "of at most max_bytes together (the first always fits). Waits up to `timeout`\nseconds for "
-     "the first and then up to `linger` for more, never past the timeout."},
+     "the first and then up to `linger` for more, never past the timeout nor once the queue is\n"
+     "sealed and drained."},
     {"take", FAST(consumer_take),
      "take(timeout=None) -> Item | None\n\nreserve and ack in one step: at most once. When the "
      "ack's sync fails the exception has `.item`."},

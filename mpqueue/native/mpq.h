@@ -259,6 +259,9 @@ MPQ_CHECKED mpq_status mpq_reserve_try(struct mpq_consumer *consumer, struct mpq
 MPQ_CHECKED mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struct mpq_item *items,
                                             uint32_t count, uint64_t max_bytes, uint32_t *taken,
                                             struct mpq_error *error);
+/* Whether the queue is sealed and nothing is left but what is reserved: no wait can bring more. */
+MPQ_CHECKED mpq_status mpq_consumer_at_end(struct mpq_consumer *consumer, bool *at_end,
+                                           struct mpq_error *error);
 /* Does what reserve_try could not, and sleeps at most one slice (<= 100 ms, and not beyond the
  * deadline) until an item may be ready. MPQ_OK: try again. MPQ_TIMEOUT: the deadline has passed. */
 MPQ_CHECKED mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call *call,

@@ -453,8 +453,12 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
     mpq_status status = MPQ_OK;
     const bool joined = !mpq_forked(queue);
     if (joined) {
-        if (queue->consumer != NULL)
-            status = mpq_consumer_close(queue->consumer, error);
+        pthread_mutex_lock(&queue->mutex);
+        atomic_store(&queue->leaving, 1);
+        struct mpq_consumer *consumer = queue->consumer;
+        pthread_mutex_unlock(&queue->mutex);
+        if (consumer != NULL)
+            status = mpq_consumer_close(consumer, error);
         mpq_status flushed = last_flush(queue, call, status == MPQ_OK ? error : NULL);
         if (status == MPQ_OK)
             status = flushed;

@@ -589,9 +589,12 @@ static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_item *it
     volatile uint64_t bytes = 0;
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     while (*taken < count) {
-        uint64_t room = max_bytes == 0 || *taken == 0 ? UINT64_MAX
-                        : max_bytes > bytes           ? max_bytes - bytes
-                                                      : 0;
+        uint64_t room = UINT64_MAX;
+        if (max_bytes != 0 && *taken != 0) {
+            if (bytes >= max_bytes) /* an item without a byte is one too many as well */
+                break;
+            room = max_bytes - bytes;
+        }
         status = reserve_one(consumer, &items[*taken], room, error);
         if (status != MPQ_OK)
             break;
@@ -614,6 +617,17 @@ mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struct mpq_item *
 {
     struct mpq_error local;
     return many_inside(consumer, items, count, max_bytes, taken, told != NULL ? told : &local);
+}
+
+mpq_status mpq_consumer_at_end(struct mpq_consumer *consumer, bool *at_end, struct mpq_error *error)
+{
+    *at_end = false;
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    struct mpq_control *control = consumer->queue->control;
+    *at_end = mpq_load(control->sealed) != 0 && consumer->again_count == 0 &&
+              consumer->read_position >= mpq_tail_read(control).position;
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    return status;
 }
 
 static mpq_status peek_inside(struct mpq_consumer *consumer, struct mpq_item *item,

@@ -14,6 +14,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -257,3 +258,33 @@ def test_open_waits_at_the_gate_and_can_be_interrupted(
         assert _hear(second) == "opened 1"
     assert first.poll() is None
     assert q.put(b"y") == 2
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("call", ["put", "put_many", "seal", "set_options"])
+def test_close_ends_a_wait_for_the_stopped_owner(
+    q: mpqueue.Queue, owner: subprocess.Popen[str], call: str
+) -> None:
+    calls = {
+        "put": lambda: q.put(b"x"),
+        "put_many": lambda: q.put_many([b"x", b"y"]),
+        "seal": q.seal,
+        "set_options": lambda: q.set_options(retain=1.0),
+    }
+    outcome: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            calls[call]()
+        except BaseException as error:
+            outcome.append(error)
+
+    before = q.stats().lock_waits
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while q.stats().lock_waits < before + 2:
+        assert not outcome
+    q.close()
+    thread.join()
+    assert isinstance(outcome[0], mpqueue.Closed)
+    assert owner.poll() is None

@@ -606,6 +606,52 @@ def test_signal_handler_ends_every_wait(
         signal.signal(signal.SIGALRM, old)
 
 
+def test_a_seal_before_ends_a_linger_at_once(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
+    """Nothing more can come: what there is is returned, and the next call raises Sealed.
+
+    An item in other hands is no reason to wait: lingering is for what is new.
+    """
+    q.put_many([b"held", b"a", b"b"])
+    held = c.reserve()
+    q.seal()
+    items = c.reserve_many(9, linger=3600)
+    assert [item.body for item in items] == [b"a", b"b"]
+    c.ack_many([held, *items])
+    with pytest.raises(mpqueue.Sealed):
+        c.reserve_many(9, linger=3600)
+
+
+def test_a_seal_meanwhile_ends_a_linger(
+    open_queue: OpenQueue, q: mpqueue.Queue, c: mpqueue.Consumer
+) -> None:
+    other = open_queue()
+    q.put(b"a")
+    waits = q.stats().waits
+
+    def seal() -> None:
+        while other.stats().waits < waits + 2:
+            pass
+        other.seal()
+
+    sealer = threading.Thread(target=seal)
+    sealer.start()
+    items = c.reserve_many(9, linger=3600)
+    sealer.join()
+    assert [item.body for item in items] == [b"a"]
+    c.ack_many(items)
+
+
+def test_the_byte_bound_holds_for_empty_items_too(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
+    """An item that fills the bound, or passes it as the first may, was followed by empty ones."""
+    for body, bound in ((b"12345", 5), (b"12345", 3)):
+        q.put_many([body, b"", b""])
+        items = c.reserve_many(9, max_bytes=bound)
+        assert [item.body for item in items] == [body]
+        rest = c.reserve_many(9, max_bytes=bound)
+        assert [item.body for item in rest] == [b"", b""]
+        c.ack_many(items + rest)
+
+
 def test_interrupted_linger_gives_its_items_back(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
     def handler(*_: object) -> None:
         if q.stats().reserved_items == 2:
