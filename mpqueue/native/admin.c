@@ -35,6 +35,8 @@ mpq_status mpq_options_check(const struct mpq_options *o, struct mpq_error *erro
     BOUND(o->max_segments >= 4 && o->max_segments <= MPQ_RING / 2,
           "max_segments must be from 4 to 8192");
     BOUND(o->keep_segments <= 64, "keep_segments must be from 0 to 64");
+    BOUND(o->max_bytes == 0 || o->max_bytes >= MPQ_FRAME_EXTENT(0, 1),
+          "max_bytes must be at least 64, the frame of the smallest item, or none");
     BOUND(o->max_item >= 1 && o->max_item <= 2048 * MIB, "max_item must be from 1 byte to 2 GiB");
     BOUND(o->durability <= MPQ_DURABILITY_SYNC, "durability must be sync, group, interval or none");
     BOUND(o->interval_items >= 1, "interval_items must be at least 1");

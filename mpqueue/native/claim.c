@@ -231,15 +231,16 @@ static mpq_status sizes(struct mpq_queue *queue, const struct mpq_item_in *items
         if (items[i].length > max_item)
             return mpq_fail(
                 error, MPQ_TOO_LARGE,
-                "%s: an item of %u bytes is larger than max_item (%llu); split it or raise "
-                "max_item",
+                "%s: an item of %u bytes can never fit: it is larger than max_item (%llu bytes); "
+                "split it or raise max_item",
                 queue->path, items[i].length, (unsigned long long)max_item);
         *bytes += extent_of(&items[i]);
     }
     if (max_bytes != 0 && *bytes > max_bytes)
         return mpq_fail(error, MPQ_TOO_LARGE,
-                        "%s: %llu bytes (framed) can never fit into max_bytes (%llu)", queue->path,
-                        (unsigned long long)*bytes, (unsigned long long)max_bytes);
+                        "%s: %llu bytes (framed) can never fit: max_bytes is %llu; split it or "
+                        "raise max_bytes",
+                        queue->path, (unsigned long long)*bytes, (unsigned long long)max_bytes);
     if (count > 1 && (count > MPQ_BATCH_MAX || *bytes > queue->segment_size / 2 ||
                       (capacity != 0 && count > capacity)))
         return mpq_fail(

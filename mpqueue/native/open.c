@@ -93,6 +93,9 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
     *made = false;
     queue->dirfd = io->open(io, AT_FDCWD, queue->path, O_RDONLY | O_DIRECTORY, 0);
     if (queue->dirfd < 0 && errno == ENOENT && args->create) {
+        mpq_status status = mpq_options_check(&args->options, error);
+        if (status != MPQ_OK)
+            return status; /* not even the directory is made */
         const mode_t files = args->options.file_mode;
         const mode_t mode = files | ((files & 0444) >> 2);
         if (io->mkdir(io, AT_FDCWD, queue->path, 0700) != 0 && errno != EEXIST)

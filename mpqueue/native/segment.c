@@ -441,6 +441,27 @@ static void give_entry_back(struct mpq_queue *queue, struct mpq_ring_entry *entr
     (void)atomic_compare_exchange_strong(&entry->state, &state, MPQ_STATE(0, MPQ_RING_EMPTY));
 }
 
+/* The ring is full. Segments ahead of the tail may be empty and too small for a large item. */
+static mpq_status ring_full(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
+                            struct mpq_error *error)
+{
+    const uint64_t tail = MPQ_POSITION_GEN(mpq_tail_position(queue->control));
+    const uint64_t oldest = mpq_load(queue->control->oldest_generation);
+    char own[128] = "";
+    if (bytes > queue->segment_size)
+        snprintf(own, sizeof own, "; this item needs one of its own, of %llu bytes",
+                 (unsigned long long)bytes);
+    mpq_fail(error, MPQ_FULL,
+             "%s: full: no new segment, as max_segments is %u, one stays free, and %llu are in use "
+             "up to the newest item, %llu ahead of it%s; consume and ack, or raise max_segments",
+             queue->path, mpq_load(queue->control->max_segments),
+             (unsigned long long)(tail >= oldest ? tail + 1 - oldest : 0),
+             (unsigned long long)(generation > tail ? generation - tail - 1 : 0), own);
+    if (error != NULL)
+        error->reason = MPQ_FULL_RING;
+    return MPQ_FULL;
+}
+
 mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
                                const struct mpq_call *call, struct mpq_error *error)
 {
@@ -450,16 +471,8 @@ mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uin
     for (;;) {
         if (mpq_ring_ready(queue, generation))
             return MPQ_OK;
-        if (!mpq_ring_room(queue, generation)) {
-            mpq_status status = mpq_fail(
-                error, MPQ_FULL,
-                "%s: all %u segments hold items that are not acked yet; consume and ack, or raise "
-                "max_segments",
-                queue->path, mpq_load(control->max_segments));
-            if (error != NULL)
-                error->reason = MPQ_FULL_RING;
-            return status;
-        }
+        if (!mpq_ring_room(queue, generation))
+            return ring_full(queue, generation, bytes, error);
         uint64_t now = queue->io->monotonic_ns(queue->io);
         if (patience == 0)
             patience = now + PATIENCE_NS;

@@ -47,6 +47,40 @@ def test_item_larger_than_max_bytes_is_too_large(open_queue: OpenQueue) -> None:
     assert len(q) == 1
 
 
+def test_an_item_larger_than_the_ring_waits_for_acks_only(open_queue: OpenQueue) -> None:
+    """A segment of its own holds it once the ring is free; Full does not say that items fill all
+    segments when empty ones lie ahead."""
+    q = open_queue(segment_size=1 << 16, max_segments=4, durability="none")
+    q.put_many([bytes(20_000), bytes(20_000)], atomic=False)  # the next segment is made ahead
+    q.put(bytes(100_000))
+    big = bytes(2_000_000)
+    assert len(big) > q.stats().capacity_bytes
+    with pytest.raises(mpqueue.Full) as refused:
+        q.put(big, timeout=0)
+    assert refused.value.reason == "ring"
+    advises(refused.value, Path(q.path), "max_segments is 4", "of its own", "ack", "raise")
+    assert "all 4 segments hold items" not in str(refused.value)
+    with q.consumer() as c:
+        c.ack_many(c.reserve_many(3))
+        c.checkpoint()
+        seq = q.put(big)
+        with c.reserve() as item:
+            assert (item.seq, item.body) == (seq, big)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 63])
+def test_a_bound_that_no_item_fits_is_refused_by_name(
+    open_queue: OpenQueue, spool: Path, max_bytes: int
+) -> None:
+    with pytest.raises(ValueError, match="max_bytes must be at least 64"):
+        mpqueue.Queue(spool, max_bytes=max_bytes)
+    assert not spool.exists()
+    q = open_queue(max_bytes=64)
+    assert q.put(b"x" * 16) == 1
+    with pytest.raises(ValueError, match="max_bytes must be at least 64"):
+        q.set_options(max_bytes=max_bytes)
+
+
 def test_batch_that_never_fits_puts_nothing(open_queue: OpenQueue) -> None:
     q = open_queue(segment_size=1 << 16, capacity=6000)
     for bodies in ([b""] * 4097, [bytes(1000)] * 40):

@@ -317,9 +317,9 @@ class Machine(RuleBasedStateMachine):
         total = 0
         for seq in due[:number]:
             size = len(self.model.entries[seq].body)
-            total += size
-            if expected and max_bytes is not None and size and total > max_bytes:
+            if expected and max_bytes is not None and total + max(size, 1) > max_bytes:
                 break
+            total += size
             expected.append(seq)
         try:
             items = self.c.reserve_many(number, max_bytes=max_bytes, timeout=self.timeout(due))
