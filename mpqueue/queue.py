@@ -205,7 +205,10 @@ class Queue(_native.Queue):
         item.ack()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Block until every item is settled, in whatever process. False when the time is up."""
+        """Block until every item is settled, in whatever process. False when the time is up.
+
+        Raises Closed, QueueRemoved.
+        """
         if timeout is not None and not timeout >= 0:
             raise ValueError("a timeout is a number of seconds >= 0, or None to wait for ever")
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -218,8 +221,11 @@ class Queue(_native.Queue):
                 pause = min(pause, left)
             if self.closed:
                 raise Closed(f"{self.path}: the queue was closed while join() waited")
+            self._still_there()
             time.sleep(pause)
             pause = min(pause * 2, _JOIN_SLICE)
+        if not self.closed:
+            self._still_there()
         return True
 
     def qsize(self) -> int:

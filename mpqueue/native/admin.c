@@ -143,7 +143,9 @@ mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
     struct mpq_options checked;
     mpq_options_get(queue, &checked);
     apply(given, options, &checked);
-    status = mpq_options_check(&checked, error);
+    status = mpq_usable(queue, error);
+    if (status == MPQ_OK)
+        status = mpq_options_check(&checked, error);
     struct set_options set = {.given = given, .options = options};
     if (status == MPQ_OK)
         status = mpq_meta_update(queue, set_options, &set, call, error);
@@ -199,8 +201,8 @@ static int64_t somebody(struct mpq_queue *queue)
     if (fd < 0)
         return pid;
     if (mpq_io_read(queue->io, fd, &head, sizeof head, 0) == 0 && head.magic == MPQ_CONTROL_MAGIC &&
-        mpq_control_map(queue, fd, head.total_bytes, NULL) == MPQ_OK) {
-        for (uint32_t i = 0; i < head.max_members && pid < 0; i++) {
+        mpq_control_map(queue, fd, mpq_control_bytes(&queue->created), NULL) == MPQ_OK) {
+        for (uint32_t i = 0; i < queue->created.max_members && pid < 0; i++) {
             uint64_t incarnation = mpq_load(queue->members[i].incarnation);
             if (incarnation != 0 && !mpq_dead(queue, incarnation))
                 pid = (int64_t)mpq_load(queue->members[i].pid);
@@ -290,15 +292,7 @@ mpq_status mpq_repair_queue(const char *path, bool dry_run, const struct mpq_cal
     if (status == MPQ_OK) {
         const struct mpq_rebuild_how how = {
             .repair = true, .dry = dry_run, .poisoned = meta.poison_errno != 0};
-        struct mpq_guard guard;
-        mpq_guard_push(&guard);
-        if (sigsetjmp(guard.jump, 0) != 0) {
-            status = mpq_guard_recover(&guard, alone.queue, error);
-        } else {
-            MPQ_GUARD_ARM(&guard);
-            status = mpq_rebuild(alone.queue, &meta, boot_id, &how, report, error);
-            MPQ_GUARD_DROP(&guard);
-        }
+        status = mpq_rebuild(alone.queue, &meta, boot_id, &how, report, error);
     }
     leave_alone(&alone);
     return status;

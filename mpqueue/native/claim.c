@@ -274,7 +274,9 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
 {
     struct mpq_control *control = queue->control;
     uint64_t bytes;
-    mpq_status status = sizes(queue, items, count, &bytes, error);
+    mpq_status status = mpq_control_ours(queue, error);
+    if (status == MPQ_OK)
+        status = sizes(queue, items, count, &bytes, error);
     if (status != MPQ_OK)
         return status;
     claim->need = MPQ_NEED_NOTHING;
@@ -291,8 +293,9 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
         }
         status = refused(queue, error);
         if (status == MPQ_OK) {
-            tail = mpq_tail_read(control);
-            status = room_left(queue, &tail, count, bytes, error);
+            status = mpq_tail_read_proved(control, &tail)
+                         ? room_left(queue, &tail, count, bytes, error)
+                         : mpq_overwritten(queue, error);
             if (status == MPQ_FULL)
                 claim->need = MPQ_NEED_ROOM;
         }

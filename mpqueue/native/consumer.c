@@ -91,6 +91,11 @@ static mpq_status take_over(struct mpq_consumer *consumer, struct mpq_error *err
 {
     struct mpq_queue *queue = consumer->queue;
     struct mpq_control *control = queue->control;
+    mpq_status status = mpq_usable(queue, error);
+    if (status == MPQ_OK && !mpq_consumer_proved(control))
+        status = mpq_overwritten(queue, error);
+    if (status != MPQ_OK)
+        return status;
     consumer->record = mpq_consumer_read(control);
     struct mpq_consumer_now *record = &consumer->record;
     /* The last flip may have been made without its window word. */
@@ -109,13 +114,26 @@ static mpq_status take_over(struct mpq_consumer *consumer, struct mpq_error *err
     mpq_store(control->reserved_items, 0);
     mpq_store(control->blocked_on_claim, 0);
     mpq_store(control->blocked_on_window, 0);
-    mpq_status status = mpq_cursor_attach(consumer, error);
+    status = mpq_cursor_attach(consumer, error);
     if (status == MPQ_OK && recount)
         mpq_recount(consumer);
     if (status == MPQ_OK && !mpq_attempts_recall(consumer))
         status = mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
     mpq_store(control->read_seq, consumer->read_seq);
     mpq_store(control->read_position, consumer->read_position);
+    return status;
+}
+
+/* The guard holds nothing but what the caller gives back: the role's byte is not lost in a jump. */
+static mpq_status take_over_guarded(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    struct mpq_guard guard;
+    mpq_guard_push(&guard);
+    if (sigsetjmp(guard.jump, 0) != 0)
+        return mpq_guard_recover(&guard, consumer->queue, error);
+    MPQ_GUARD_ARM(&guard);
+    mpq_status status = take_over(consumer, error);
+    MPQ_GUARD_DROP(&guard);
     return status;
 }
 
@@ -163,14 +181,14 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         return status;
     struct mpq_consumer *consumer = io->alloc(io, sizeof *consumer);
     uint64_t table = 64;
-    while (table < queue->control->ack_window)
+    while (table < queue->created.ack_window)
         table *= 2;
     if (consumer != NULL) {
         consumer->queue = queue;
         consumer->cursor_fd = -1;
         consumer->entry_mask = table - 1;
         consumer->entries = io->alloc(io, table * sizeof *consumer->entries);
-        consumer->cursor_bytes = MPQ_CURSOR_SLOT_BYTES(queue->control->ack_window);
+        consumer->cursor_bytes = MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window);
         consumer->cursor_buffer = io->alloc(io, consumer->cursor_bytes);
     }
     if (consumer == NULL || consumer->entries == NULL || consumer->cursor_buffer == NULL) {
@@ -185,7 +203,7 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         pthread_mutex_init(&consumer->cursor_mutex, NULL);
         consumer->pin = pin;
         consumer->incarnation = queue->incarnation;
-        status = take_over(consumer, error);
+        status = take_over_guarded(consumer, error);
     }
     if (status == MPQ_OK) {
         pthread_mutex_lock(&queue->mutex);
@@ -219,16 +237,8 @@ mpq_status mpq_consumer_open(struct mpq_queue *queue, const struct mpq_call *cal
     mpq_status status = mpq_enter(queue, call, error);
     if (status != MPQ_OK)
         return status;
-    struct mpq_guard guard;
-    mpq_guard_push(&guard);
-    if (sigsetjmp(guard.jump, 0) != 0) {
-        status = mpq_guard_recover(&guard, queue, error);
-    } else {
-        MPQ_GUARD_ARM(&guard);
-        status = queue->consumer != NULL ? busy(queue, error)
-                                         : open_inside(queue, call, consumer, error);
-        MPQ_GUARD_DROP(&guard);
-    }
+    status =
+        queue->consumer != NULL ? busy(queue, error) : open_inside(queue, call, consumer, error);
     mpq_exit(queue);
     return status;
 }
@@ -262,7 +272,10 @@ mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *e
 {
     if (atomic_exchange(&consumer->closing, 1) != 0)
         return MPQ_OK;
-    mpq_status status = mpq_consumer_enter(consumer, error);
+    static const struct mpq_call unbounded = {UINT64_MAX, NULL, NULL};
+    mpq_status status = mpq_consumer_check(consumer, error);
+    if (status == MPQ_OK)
+        status = mpq_enter_leaving(consumer->queue, &unbounded, error);
     if (status != MPQ_OK) { /* of the parent, or the handle was closed: nothing is ours to touch */
         consumer->closed = true;
         return MPQ_OK;

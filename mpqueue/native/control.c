@@ -119,16 +119,22 @@ mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes, stru
     uint8_t *base = (uint8_t *)control;
     queue->control = control;
     queue->control_bytes = bytes;
-    queue->members = (void *)(base + control->members_offset);
-    queue->ring = (void *)(base + control->ring_offset);
-    queue->window = (void *)(base + control->window_offset);
-    queue->attempts = (void *)(base + control->attempts_offset);
-    queue->window_words = control->ack_window / 32;
+    /* Where things lie follows from meta: whatever is stored over control, no index, length or
+     * bound of a loop comes from it. */
+    const struct offsets at = offsets_of(queue->created.max_members, queue->created.ack_window);
+    queue->members = (void *)(base + at.members);
+    queue->ring = (void *)(base + at.ring);
+    queue->window = (void *)(base + at.window);
+    queue->attempts = (void *)(base + at.attempts);
+    queue->window_words = queue->created.ack_window / 32;
+    mpq_guard_watch(queue);
+    queue->identity = control->identity_hash;
     return MPQ_OK;
 }
 
 void mpq_control_unmap(struct mpq_queue *queue)
 {
+    mpq_guard_unwatch(queue);
     if (queue->control != NULL)
         queue->io->unmap(queue->io, queue->control, queue->control_bytes);
     queue->control = NULL;
@@ -193,6 +199,47 @@ struct mpq_tail_now mpq_tail_read(const struct mpq_control *control)
         now = tail_half(&control->tail[select & 1]);
     } while (mpq_load(control->tail_select) != select);
     return now;
+}
+
+bool mpq_tail_read_proved(const struct mpq_control *control, struct mpq_tail_now *now)
+{
+    uint64_t words[TAIL_WORDS];
+    uint64_t select;
+    do {
+        /* SYNC tail: acquire here, release in mpq_tail_write */
+        select = atomic_load_explicit(&control->tail_select, memory_order_acquire);
+        load_half(&control->tail[select & 1].position, words, TAIL_WORDS);
+    } while (mpq_load(control->tail_select) != select);
+    *now = (struct mpq_tail_now){words[0], words[1], words[2], words[3], words[4]};
+    return words[TAIL_WORDS - 1] == check_of(words, TAIL_WORDS - 1);
+}
+
+mpq_status mpq_control_ours(struct mpq_queue *queue, struct mpq_error *error)
+{
+    if (MPQ_UNLIKELY(mpq_load(queue->vanished) != 0))
+        return mpq_vanished(queue, error);
+    if (MPQ_LIKELY(queue->control == NULL || (queue->control->identity_hash == queue->identity &&
+                                              queue->control->magic == MPQ_CONTROL_MAGIC)))
+        return MPQ_OK;
+    return mpq_overwritten(queue, error);
+}
+
+mpq_status mpq_usable(struct mpq_queue *queue, struct mpq_error *error)
+{
+    struct mpq_tail_now tail;
+    mpq_status status = mpq_control_ours(queue, error);
+    if (status == MPQ_OK && MPQ_UNLIKELY(!mpq_tail_read_proved(queue->control, &tail)))
+        status = mpq_overwritten(queue, error);
+    return status;
+}
+
+mpq_status mpq_overwritten(struct mpq_queue *queue, struct mpq_error *error)
+{
+    mpq_store(queue->control->fault, 1); /* nobody claims, and the next to be alone rebuilds it */
+    return mpq_fail(error, MPQ_INTERNAL,
+                    "%s: its control file was overwritten while it was open; close every process "
+                    "that has it open, then open it again: control will be rebuilt",
+                    queue->path);
 }
 
 uint64_t mpq_tail_position(const struct mpq_control *control)

@@ -188,6 +188,8 @@ static mpq_status write_slot(struct mpq_consumer *consumer, struct mpq_error *er
     if (mpq_load(queue->control->poison_errno) != 0)
         return mpq_poisoned(queue, error);
     mpq_status status = snapshot_guarded(consumer, error);
+    if (status == MPQ_OK) /* what was taken from a control that is not ours must not last */
+        status = mpq_usable(queue, error);
     if (status != MPQ_OK)
         return status;
     const struct mpq_cursor_slot *head = (void *)consumer->cursor_buffer;

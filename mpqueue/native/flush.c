@@ -63,11 +63,11 @@ struct snapshot {
 static struct mpq_segment *flush_map(struct mpq_queue *queue, uint64_t generation,
                                      struct mpq_error *error)
 {
-    pthread_mutex_lock(&queue->mutex);
+    mpq_guarded_lock(queue);
     struct mpq_segment *segment = mpq_segment_map(queue, generation, error);
     if (segment != NULL)
         mpq_segment_retain(segment);
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_guarded_unlock(queue);
     return segment;
 }
 
@@ -117,7 +117,9 @@ static mpq_status take_snapshot(struct mpq_queue *queue, struct snapshot *snap,
                                 struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
-    struct mpq_tail_now tail = mpq_tail_read(control);
+    struct mpq_tail_now tail;
+    if (!mpq_tail_read_proved(control, &tail))
+        return mpq_overwritten(queue, error);
     struct mpq_consumer_now consumer = mpq_consumer_read(control);
     uint64_t watermark = atomic_load_explicit(&control->durable_position, memory_order_acquire);
     /* What was acked is settled, but a crash may undo acks that are not durable: it is written too.
@@ -349,7 +351,10 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
     const bool crowd = crowded(queue);
     for (;;) {
         /* SYNC done: acquire here, CAS-max in flush_locked */
-        if (atomic_load(&control->flush_done) >= ticket)
+        const uint64_t done = atomic_load(&control->flush_done);
+        if (done >= ticket && done > atomic_load(&control->flush_started))
+            return mpq_overwritten(queue, error);
+        if (done >= ticket)
             return mpq_load(control->poison_errno) != 0 ? mpq_poisoned(queue, error) : MPQ_OK;
         if (mpq_load(control->poison_errno) != 0)
             return mpq_poisoned(queue, error);

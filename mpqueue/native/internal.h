@@ -73,6 +73,7 @@ struct mpq_guard {
     sigjmp_buf jump;
     struct mpq_guard *outer;
     struct mpq_queue *locked; /* holds the header lock of this queue */
+    pthread_mutex_t *volatile mutex; /* taken by mpq_guarded_lock */
     _Atomic uint64_t *claimed; /* state word of a claim not yet published */
     uint64_t claimed_state;
     uint32_t claimed_count; /* of a batch: its frames follow each other */
@@ -86,6 +87,7 @@ static inline void mpq_guard_push(struct mpq_guard *guard)
 {
     guard->outer = mpq_guard_top;
     guard->locked = NULL;
+    guard->mutex = NULL;
     guard->claimed = NULL;
 }
 #define MPQ_GUARD_ARM(guard) (mpq_guard_top = (guard))
@@ -130,6 +132,7 @@ struct mpq_queue {
     struct mpq_control *control;
     uint64_t control_bytes;
     uint64_t control_inode; /* of the file that is mapped */
+    uint64_t identity; /* control's identity hash as it was mapped */
     struct mpq_member *members;
     struct mpq_ring_entry *ring;
     struct mpq_window_word *window;
@@ -151,6 +154,7 @@ struct mpq_queue {
     struct mpq_consumer *consumer;
     _Atomic uint32_t leaving; /* a close has begun: no consumer registers any more (mutex) */
     _Atomic uint32_t closing;
+    _Atomic uint32_t vanished; /* control was truncated: some of what is mapped is a stand-in */
     _Atomic uint32_t inflight; /* blocking calls inside */
     _Atomic uint32_t meetings; /* how often the header lock was met taken since it last yielded */
     bool published; /* something was published by this handle */
@@ -160,6 +164,24 @@ struct mpq_queue {
     _Atomic uint32_t events;
     struct mpq_event_info event_info;
 };
+
+/* queue->mutex around looks at mappings inside a guard: given back when one of them faults. */
+static inline void mpq_guarded_lock(struct mpq_queue *queue)
+{
+    pthread_mutex_lock(&queue->mutex);
+    if (mpq_guard_top != NULL)
+        mpq_guard_top->mutex = &queue->mutex;
+}
+static inline void mpq_guarded_unlock(struct mpq_queue *queue)
+{
+    if (mpq_guard_top != NULL)
+        mpq_guard_top->mutex = NULL;
+    pthread_mutex_unlock(&queue->mutex);
+}
+/* While it is watched, control is replaced by a stand-in where it faults; see guard.c. */
+void mpq_guard_watch(struct mpq_queue *queue);
+void mpq_guard_unwatch(struct mpq_queue *queue);
+mpq_status mpq_vanished(struct mpq_queue *queue, struct mpq_error *error);
 
 /* ---- member.c */
 /* 0 = taken, 1 = somebody holds it, -1 = errno. ESTALE: meta was replaced. */
@@ -180,8 +202,6 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call,
 void mpq_members_clear(struct mpq_queue *queue);
 /* -1 when unknown */
 int64_t mpq_pid_of(struct mpq_queue *queue, uint64_t incarnation);
-/* MPQ_OK, MPQ_REMOVED: the directory or meta is gone or replaced */
-mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error);
 
 static inline bool mpq_forked(const struct mpq_queue *queue)
 {
@@ -190,6 +210,9 @@ static inline bool mpq_forked(const struct mpq_queue *queue)
 
 /* Entry of a blocking call: rejoins after a fork, refuses a closed handle, counts it in. */
 mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error);
+/* ... also when control was taken away: for what must be given back all the same. */
+mpq_status mpq_enter_leaving(struct mpq_queue *queue, const struct mpq_call *call,
+                             struct mpq_error *error);
 /* After a wait inside a call: a signal handler may have forked there, and this be the child. */
 mpq_status mpq_reenter(struct mpq_queue *queue, const struct mpq_call *call,
                        struct mpq_error *error);
@@ -243,6 +266,11 @@ void mpq_control_unmap(struct mpq_queue *queue);
 void mpq_config_store(struct mpq_control *control, const struct mpq_options *options);
 struct mpq_tail_now mpq_tail_read(const struct mpq_control *control);
 uint64_t mpq_tail_position(const struct mpq_control *control);
+/* False: its check does not hold, so somebody else stored over control. */
+bool mpq_tail_read_proved(const struct mpq_control *control, struct mpq_tail_now *now);
+/* Not truncated, and still the control that was mapped. */
+mpq_status mpq_control_ours(struct mpq_queue *queue, struct mpq_error *error);
+mpq_status mpq_overwritten(struct mpq_queue *queue, struct mpq_error *error);
 /* Under the header lock (or alone): prepares the inactive half and flips. */
 void mpq_tail_write(struct mpq_control *control, const struct mpq_tail_now *now);
 /* Seqs from here to next_seq were never issued when next_seq began an epoch. */
@@ -504,6 +532,8 @@ struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t
 /* Locks the consumer and arms a guard: the calls touch control. */
 #define MPQ_CONSUMER_INSIDE(consumer, guard, error)                                                \
     mpq_status status = mpq_consumer_check(consumer, error);                                       \
+    if (status == MPQ_OK && MPQ_UNLIKELY(mpq_load((consumer)->queue->vanished) != 0))              \
+        status = mpq_vanished((consumer)->queue, error);                                           \
     if (status != MPQ_OK)                                                                          \
         return status;                                                                             \
     pthread_mutex_lock(&(consumer)->mutex);                                                        \

@@ -409,7 +409,7 @@ struct mpq_control {
     /* flush */
     _Alignas(MPQ_LINE) _Atomic uint64_t flush_owner; /* the leader's incarnation */
     _Atomic uint64_t flush_pair[2]; /* the last two incarnations that waited for a flush */
-    _Atomic uint64_t flush_crowd;   /* above 0: a third one did, not many puts ago */
+    _Atomic uint64_t flush_crowd; /* above 0: a third one did, not many puts ago */
     _Atomic uint64_t flush_started;
     _Atomic uint64_t flush_done;
     _Atomic uint64_t durable_position; /* the watermark; everything below is settled and durable */

@@ -120,7 +120,7 @@ mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct m
 
 static struct mpq_member *member_find(const struct mpq_queue *queue, uint64_t incarnation)
 {
-    for (uint32_t i = 0; i < queue->control->max_members; i++)
+    for (uint32_t i = 0; i < queue->created.max_members; i++)
         if (mpq_load(queue->members[i].incarnation) == incarnation)
             return &queue->members[i];
     return NULL;
@@ -190,7 +190,8 @@ bool mpq_dead(struct mpq_queue *queue, uint64_t incarnation)
     mpq_io *io = queue->io;
     if (incarnation == queue->incarnation)
         return false; /* another thread of this process */
-    if (incarnation == 0 || incarnation > mpq_load(queue->control->next_incarnation))
+    if (incarnation == 0 || incarnation > MPQ_INCARNATION_MAX ||
+        incarnation > mpq_load(queue->control->next_incarnation))
         return true; /* never given out: damage, nobody will ever store under it */
     struct stat now;
     if (io->fstat(io, queue->checker, &now) != 0 || now.st_ino != queue->meta_inode ||
@@ -227,7 +228,7 @@ static void fold(struct mpq_control *control, struct mpq_member *member)
 
 void mpq_members_clear(struct mpq_queue *queue)
 {
-    for (uint32_t i = 0; i < queue->control->max_members; i++) {
+    for (uint32_t i = 0; i < queue->created.max_members; i++) {
         struct mpq_member *member = &queue->members[i];
         if (mpq_load(member->incarnation) == 0)
             continue;
@@ -241,10 +242,10 @@ static void member_enter(struct mpq_queue *queue)
 {
     struct mpq_control *control = queue->control;
     struct mpq_member *entry = NULL;
-    for (uint32_t i = 0; entry == NULL && i < control->max_members; i++)
+    for (uint32_t i = 0; entry == NULL && i < queue->created.max_members; i++)
         if (mpq_load(queue->members[i].incarnation) == 0)
             entry = &queue->members[i];
-    for (uint32_t i = 0; entry == NULL && i < control->max_members; i++)
+    for (uint32_t i = 0; entry == NULL && i < queue->created.max_members; i++)
         if (mpq_dead(queue, mpq_load(queue->members[i].incarnation))) {
             entry = &queue->members[i];
             mpq_bump(control->members_dead, 1);
@@ -330,6 +331,8 @@ static mpq_status same_control(struct mpq_queue *queue, struct mpq_error *error)
 
 mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
+    if (mpq_load(queue->vanished) != 0)
+        return mpq_vanished(queue, error);
     uint64_t free_word = 0;
     if (!atomic_compare_exchange_strong(&queue->fork->joining, &free_word, 1)) {
         while (mpq_forked(queue) && mpq_load(queue->fork->joining) != 0) {
@@ -370,6 +373,9 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
 mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
 {
     struct stat now;
+    mpq_status status = mpq_control_ours(queue, error);
+    if (status != MPQ_OK)
+        return status;
     if (queue->io->fstat(queue->io, queue->checker, &now) != 0)
         return mpq_fail_errno(error, "%s: cannot look at meta", queue->path);
     if (now.st_nlink > 0 && now.st_ino == queue->meta_inode)
@@ -381,7 +387,8 @@ mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
         queue->path);
 }
 
-mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
+mpq_status mpq_enter_leaving(struct mpq_queue *queue, const struct mpq_call *call,
+                             struct mpq_error *error)
 {
     while (mpq_forked(queue)) {
         if (atomic_load(&queue->closing) != 0)
@@ -396,6 +403,16 @@ mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struc
         return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
     }
     return MPQ_OK;
+}
+
+mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
+{
+    mpq_status status = mpq_enter_leaving(queue, call, error);
+    if (status == MPQ_OK && MPQ_UNLIKELY(mpq_load(queue->vanished) != 0)) {
+        mpq_exit(queue);
+        status = mpq_vanished(queue, error);
+    }
+    return status;
 }
 
 mpq_status mpq_reenter(struct mpq_queue *queue, const struct mpq_call *call,

@@ -127,6 +127,7 @@ mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *op
         return mpq_fail_errno(error, "%s: cannot make a queue in this directory", queue->path);
     struct stat now;
     mpq_status status = MPQ_OK;
+    /* Others may do the same: the first link wins, and the winner's open sweeps what is aside. */
     if (io->chmod(io, fd, options->file_mode) != 0 || io->fstat(io, fd, &now) != 0 ||
         io->allocate(io, fd, 2 * MPQ_PAGE) != 0) {
         status = mpq_fail_errno(error, "%s: cannot allocate meta", queue->path);
@@ -136,7 +137,7 @@ mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *op
         if (write_slots(queue, fd, &meta) != 0 || io->sync(io, fd) != 0)
             status = mpq_fail_errno(error, "%s: cannot write meta", queue->path);
         else if (io->link(io, queue->dirfd, name, "meta") != 0 &&
-                 !mpq_meta_exists(queue)) /* another's came first, and may have swept ours away */
+                 !mpq_meta_exists(queue))
             status = mpq_fail_errno(error, "%s: cannot name meta", queue->path);
         else if (io->sync(io, queue->dirfd) != 0)
             status = mpq_fail_errno(error, "%s: cannot sync the directory", queue->path);
@@ -181,6 +182,9 @@ void mpq_poison(struct mpq_queue *queue, int failed_errno, uint32_t stage)
 
 mpq_status mpq_poisoned(struct mpq_queue *queue, struct mpq_error *error)
 {
+    mpq_status status = mpq_control_ours(queue, error);
+    if (status != MPQ_OK)
+        return status;
     static const char *const stages[] = {"?", "segment", "cursor", "meta", "directory"};
     uint32_t stage = mpq_load(queue->control->poison_stage);
     int failed = (int)mpq_load(queue->control->poison_errno);

@@ -3,6 +3,8 @@
  * An item holds the C role and its bytes but no Python object that could lead back to it, so it
  * needs no garbage collector. A View holds a segment mapping and outlives item, consumer, queue.
  */
+#include <errno.h>
+
 #include "module.h"
 
 struct view_object {
@@ -82,18 +84,32 @@ static void item_abandon(struct item_object *item)
 
 /* ---- making --------------------------------------------------------------------------------- */
 
-static PyObject *body_copy(const struct mpq_item *item)
+/* The file may be truncated between the hash and the copy. */
+static PyObject *bytes_copy(const uint8_t *from, size_t length)
 {
-    if (LIKELY(item->length <= GIL_BYTES))
-        return PyBytes_FromStringAndSize((const char *)item->body, (Py_ssize_t)item->length);
-    PyObject *body = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)item->length);
-    if (body) {
-        char *to = PyBytes_AsString(body);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
+    if (!bytes)
+        return NULL;
+    char *to = PyBytes_AsString(bytes);
+    bool whole;
+    if (LIKELY(length <= GIL_BYTES)) {
+        whole = mpq_copy_out(to, from, length);
+    } else {
         PyThreadState *thread = PyEval_SaveThread();
-        memcpy(to, item->body, item->length);
+        whole = mpq_copy_out(to, from, length);
         PyEval_RestoreThread(thread);
     }
-    return body;
+    if (UNLIKELY(!whole)) {
+        Py_CLEAR(bytes);
+        errno = EFAULT;
+        PyErr_SetFromErrno(PyExc_OSError);
+    }
+    return bytes;
+}
+
+static PyObject *body_copy(const struct mpq_item *item)
+{
+    return bytes_copy(item->body, item->length);
 }
 
 static PyObject *body_view(struct consumer_object *consumer, const struct mpq_item *item)
@@ -148,8 +164,7 @@ PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *ite
     self->body = consumer->views && !peeked ? body_view(consumer, item) : body_copy(item);
     bool whole = self->body != NULL;
     if (UNLIKELY(item->ext_length) && whole) {
-        self->ext =
-            PyBytes_FromStringAndSize((const char *)item->ext, (Py_ssize_t)item->ext_length);
+        self->ext = bytes_copy(item->ext, item->ext_length);
         whole = self->ext != NULL;
     }
     mpq_segment_release(item->segment);

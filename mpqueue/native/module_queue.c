@@ -192,6 +192,18 @@ static PyObject *numbers_tuple(const uint64_t *numbers, size_t count)
     return tuple;
 }
 
+/* What was read out of a control that was taken away or overwritten is not shown. */
+static bool usable(struct state *state, struct handle *handle)
+{
+    struct mpq_error error;
+    if (handle->closing)
+        return true;
+    mpq_status status = mpq_usable(handle->queue, &error);
+    if (status != MPQ_OK)
+        (void)error_raise(state, status, &error);
+    return status == MPQ_OK;
+}
+
 static PyObject *queue_options(PyObject *object, PyObject *ignored)
 {
     (void)ignored;
@@ -201,6 +213,8 @@ static PyObject *queue_options(PyObject *object, PyObject *ignored)
     struct mpq_options options = handle->last_options;
     if (!handle->closing)
         mpq_options_get(handle->queue, &options);
+    if (!usable(((struct queue_object *)object)->state, handle))
+        return NULL;
     PyObject *dict = fields_dict(option_fields, OPTION_FIELDS, &options);
     size_t steps =
         options.backoff_count < MPQ_BACKOFF_MAX ? options.backoff_count : MPQ_BACKOFF_MAX;
@@ -320,6 +334,8 @@ static PyObject *queue_stats(PyObject *object, PyObject *ignored)
         return NULL;
     struct mpq_stats stats;
     stats_take(handle, &stats);
+    if (!usable(((struct queue_object *)object)->state, handle))
+        return NULL;
     PyObject *dict =
         fields_dict(stats_fields, sizeof stats_fields / sizeof stats_fields[0], &stats);
     if (dict &&
@@ -333,7 +349,8 @@ static Py_ssize_t queue_length(PyObject *object)
     struct handle *handle = handle_of((struct queue_object *)object);
     if (!handle)
         return -1;
-    return (Py_ssize_t)(handle->closing ? handle->last.depth : mpq_depth(handle->queue));
+    const uint64_t depth = handle->closing ? handle->last.depth : mpq_depth(handle->queue);
+    return usable(((struct queue_object *)object)->state, handle) ? (Py_ssize_t)depth : -1;
 }
 
 static int queue_truth(PyObject *object)
@@ -362,7 +379,8 @@ static PyObject *queue_members(PyObject *object, PyObject *ignored)
             break;
         room = count + 16;
     }
-    PyObject *members = PyList_New(0);
+    PyObject *members =
+        usable(((struct queue_object *)object)->state, handle) ? PyList_New(0) : NULL;
     for (uint32_t i = 0; members && i < count; i++) {
         const struct mpq_member_info *info = &infos[i];
         PyObject *command =
@@ -389,6 +407,20 @@ static PyObject *queue_members(PyObject *object, PyObject *ignored)
 }
 
 /* ---- acts ----------------------------------------------------------------------------------- */
+
+static PyObject *queue_still_there(PyObject *object, PyObject *ignored)
+{
+    (void)ignored;
+    struct queue_object *self = (struct queue_object *)object;
+    struct handle *handle = handle_open(self);
+    struct mpq_error error;
+    if (!handle)
+        return NULL;
+    mpq_status status = mpq_still_there(handle->queue, &error);
+    if (status != MPQ_OK)
+        return error_raise(self->state, status, &error);
+    Py_RETURN_NONE;
+}
 
 static PyObject *queue_flush(PyObject *object, PyObject *ignored)
 {
@@ -648,6 +680,7 @@ static PyMethodDef queue_methods[] = {
     {"_options", queue_options, METH_NOARGS, "Options as stored."},
     {"_set_options", queue_set_options, METH_O, "Change stored options."},
     {"_stats", queue_stats, METH_NOARGS, "Counters and gauges as stored."},
+    {"_still_there", queue_still_there, METH_NOARGS, "QueueRemoved when its files are gone."},
     {"_open_gate", queue_open_gate, METH_O, "Use the named semaphore, or None: a futex."},
     {"_report_events", queue_report_events, METH_VARARGS, "Called with events worth a warning."},
     {NULL, NULL, 0, NULL},

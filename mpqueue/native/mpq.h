@@ -272,6 +272,8 @@ MPQ_CHECKED mpq_status mpq_consumer_peek(struct mpq_consumer *consumer, struct m
                                          struct mpq_error *error);
 void mpq_segment_release(struct mpq_segment *segment);
 void mpq_segment_retain(struct mpq_segment *segment);
+/* memcpy out of an item; false when its file was truncated since it was handed out. */
+MPQ_CHECKED bool mpq_copy_out(void *to, const void *from, size_t bytes);
 /* A second mapping of the item's segment for zero-copy views: as long as a reference to it lives,
  * in this process or a forked child, the file is not reused. *body points into it. NULL when it
  * cannot be made. */
@@ -333,6 +335,11 @@ struct mpq_stats { /* one consistent-enough snapshot; every field also readable 
 };
 void mpq_stats_get(struct mpq_queue *queue, struct mpq_stats *stats);
 uint64_t mpq_depth(struct mpq_queue *queue);
+/* MPQ_OK, or MPQ_REMOVED: the directory or meta was deleted or replaced under this open handle. */
+MPQ_CHECKED mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error);
+/* MPQ_OK, or why what the looks above returned is not to be believed: control was truncated
+ * (MPQ_REMOVED) or overwritten (MPQ_INTERNAL) under this open handle. */
+MPQ_CHECKED mpq_status mpq_usable(struct mpq_queue *queue, struct mpq_error *error);
 
 struct mpq_member_info {
     uint64_t incarnation, pid, start_time, joined_at, enqueued_items, enqueued_bytes, full;

@@ -261,12 +261,14 @@ static mpq_status join_living(struct mpq_queue *queue, struct mpq_error *error)
     struct mpq_control head;
     struct stat now;
     mpq_status status = MPQ_OK;
-    if (io->fstat(io, fd, &now) != 0 || (uint64_t)now.st_size < sizeof head ||
-        mpq_io_read(io, fd, &head, sizeof head, 0) != 0)
+    memset(&head, 0, sizeof head);
+    if (io->fstat(io, fd, &now) != 0 ||
+        ((uint64_t)now.st_size >= sizeof head && mpq_io_read(io, fd, &head, sizeof head, 0) != 0))
         status = mpq_fail_errno(error, "%s: cannot read control", queue->path);
     else if (head.magic != MPQ_CONTROL_MAGIC || head.version != MPQ_FORMAT_VERSION ||
              head.identity_hash !=
                  mpq_xxh64(&head, offsetof(struct mpq_control, identity_hash), 0) ||
+             head.total_bytes != mpq_control_bytes(&queue->created) ||
              head.total_bytes > (uint64_t)now.st_size || memcmp(head.uuid, queue->uuid, 16) != 0 ||
              head.ring_entries != MPQ_RING)
         status = mpq_fail(error, MPQ_FORMAT,
@@ -348,8 +350,8 @@ mpq_status mpq_handle_open(const struct mpq_open_args *args, struct mpq_queue **
     return MPQ_OK;
 }
 
-static mpq_status open_guarded(struct mpq_queue *queue, const struct mpq_open_args *args,
-                               const struct mpq_call *call, struct mpq_error *error)
+static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_open_args *args,
+                              const struct mpq_call *call, struct mpq_error *error)
 {
     bool made_directory = false;
     mpq_status status = open_directory(queue, args, &made_directory, error);
@@ -382,16 +384,7 @@ static mpq_status open_new(const struct mpq_open_args *args, const struct mpq_ca
     struct mpq_queue *queue = handle_new(args);
     if (queue == NULL)
         return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", args->path);
-    struct mpq_guard guard;
-    mpq_status status;
-    mpq_guard_push(&guard);
-    if (sigsetjmp(guard.jump, 0) != 0) {
-        status = mpq_guard_recover(&guard, queue, error);
-    } else {
-        MPQ_GUARD_ARM(&guard);
-        status = open_guarded(queue, args, call, error);
-        MPQ_GUARD_DROP(&guard);
-    }
+    mpq_status status = open_inside(queue, args, call, error);
     if (status != MPQ_OK) {
         atomic_store(&queue->closing, 1);
         mpq_free(queue);

@@ -169,9 +169,11 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
                                          call, error);
             is_full = status == MPQ_FULL;
         } else if (status == MPQ_AGAIN && once.claim.need == MPQ_NEED_MARK) {
-            uint64_t next = mpq_tail_read(queue->control).next_seq;
-            status = mpq_mark_raise(queue, next + 2 * MPQ_SEQ_BLOCK, once.claim.need_generation + 2,
-                                    call, error);
+            struct mpq_tail_now tail; /* a mark lasts: never one out of an overwritten control */
+            status = mpq_tail_read_proved(queue->control, &tail)
+                         ? mpq_mark_raise(queue, tail.next_seq + 2 * MPQ_SEQ_BLOCK,
+                                          once.claim.need_generation + 2, call, error)
+                         : mpq_overwritten(queue, error);
         } else if (status == MPQ_AGAIN) {
             status = mpq_lock_sleep(queue, &wait, call, error);
         }

@@ -718,6 +718,39 @@ static mpq_status finish(struct rebuild *r, struct mpq_meta_slot *meta,
     return MPQ_OK;
 }
 
+static mpq_status conclude(struct rebuild *r, struct mpq_meta_slot *meta,
+                           const struct mpq_generations *found, struct mpq_error *error)
+{
+    mpq_status status = load_cursor(r, error);
+    if (status == MPQ_OK) {
+        restore_window(r);
+        status = walk_all(r, found, error);
+    }
+    if (status == MPQ_OK && r->how->dry) {
+        r->report->torn_items = r->torn;
+        r->report->lost_items = r->lost;
+        r->report->lost_bytes = r->lost_bytes;
+    } else if (status == MPQ_OK) {
+        status = finish(r, meta, found, error);
+    }
+    r->report->cleared_poison = status == MPQ_OK && r->how->poisoned;
+    return status;
+}
+
+/* The guard holds nothing but what mpq_rebuild gives back. */
+static mpq_status conclude_guarded(struct rebuild *r, struct mpq_meta_slot *meta,
+                                   const struct mpq_generations *found, struct mpq_error *error)
+{
+    struct mpq_guard guard;
+    mpq_guard_push(&guard);
+    if (sigsetjmp(guard.jump, 0) != 0)
+        return mpq_guard_recover(&guard, r->queue, error);
+    MPQ_GUARD_ARM(&guard);
+    mpq_status status = conclude(r, meta, found, error);
+    MPQ_GUARD_DROP(&guard);
+    return status;
+}
+
 mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, const char *boot_id,
                        const struct mpq_rebuild_how *how, struct mpq_repair *report,
                        struct mpq_error *error)
@@ -741,20 +774,7 @@ mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, cons
         status = mpq_control_make(queue, &next, boot_id, &control_fd, error);
     }
     if (status == MPQ_OK)
-        status = load_cursor(r, error);
-    if (status == MPQ_OK) {
-        restore_window(r);
-        status = walk_all(r, &found, error);
-    }
-    if (status == MPQ_OK && how->dry) {
-        report->torn_items = r->torn;
-        report->lost_items = r->lost;
-        report->lost_bytes = r->lost_bytes;
-        report->cleared_poison = how->poisoned;
-    } else if (status == MPQ_OK) {
-        status = finish(r, meta, &found, error);
-        report->cleared_poison = status == MPQ_OK && how->poisoned;
-    }
+        status = conclude_guarded(r, meta, &found, error);
     if (status != MPQ_OK || how->dry) {
         mpq_segments_forget(queue);
         mpq_control_unmap(queue);

@@ -92,9 +92,9 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
         mpq_store(control->unreclaimed, 0);
         moved = true;
     }
-    pthread_mutex_lock(&queue->mutex);
+    mpq_guarded_lock(queue);
     mpq_segments_forget_freed(queue);
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_guarded_unlock(queue);
     pthread_mutex_lock(&consumer->mutex);
     consumer->reclaimed = mpq_max64(consumer->reclaimed, MPQ_POSITION_GEN(durable));
     pthread_mutex_unlock(&consumer->mutex);
@@ -105,7 +105,7 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
 void mpq_reclaim(struct mpq_consumer *consumer, bool pressed)
 {
     struct mpq_queue *queue = consumer->queue;
-    if (mpq_load(queue->control->poison_errno) != 0)
+    if (mpq_load(queue->control->poison_errno) != 0 || mpq_usable(queue, NULL) != MPQ_OK)
         return;
     pthread_mutex_lock(&consumer->cursor_mutex);
     struct mpq_guard guard;
@@ -147,7 +147,9 @@ static void count_segment(struct mpq_queue *queue, struct mpq_segment *segment, 
 void mpq_recount(struct mpq_consumer *consumer)
 {
     struct mpq_queue *queue = consumer->queue;
-    const struct mpq_tail_now tail = mpq_tail_read(queue->control);
+    struct mpq_tail_now tail;
+    if (!mpq_tail_read_proved(queue->control, &tail))
+        return;
     struct mpq_consumer_now *record = &consumer->record;
     uint64_t items = 0, bytes = 0, min_seq = record->floor;
     uint64_t generation = MPQ_POSITION_GEN(record->floor_position);
@@ -155,11 +157,11 @@ void mpq_recount(struct mpq_consumer *consumer)
     for (; generation <= MPQ_POSITION_GEN(tail.position); generation++) {
         if (generation < oldest)
             continue;
-        pthread_mutex_lock(&queue->mutex);
+        mpq_guarded_lock(queue);
         struct mpq_segment *segment = mpq_segment_map(queue, generation, NULL);
         if (segment != NULL)
             mpq_segment_retain(segment);
-        pthread_mutex_unlock(&queue->mutex);
+        mpq_guarded_unlock(queue);
         if (segment == NULL)
             continue;
         uint64_t offset = generation == MPQ_POSITION_GEN(record->floor_position)

@@ -316,6 +316,48 @@ static mpq_status open_control(struct mpq_queue *queue, const struct mpq_meta_sl
     return status;
 }
 
+static mpq_status decide(struct mpq_queue *queue, struct mpq_meta_slot *meta, const char *boot_id,
+                         const struct mpq_generations *found, struct mpq_error *error)
+{
+    bool usable = false;
+    mpq_status status = open_control(queue, meta, boot_id, &usable, error);
+    if (status != MPQ_OK)
+        return status;
+    struct mpq_rebuild_how how = {.poisoned = meta->poison_errno != 0};
+    if (usable)
+        how.poisoned |= mpq_load(queue->control->poison_errno) != 0;
+    const bool fresh = usable && proved_fresh(queue, found);
+    (void)queue->io->list(queue->io, queue->dirfd, sweep_name, queue);
+    if (fresh && !how.poisoned)
+        return trust(queue, meta, found, error);
+    mpq_segments_forget(queue);
+    mpq_control_unmap(queue);
+    struct mpq_repair report;
+    status = mpq_rebuild(queue, meta, boot_id, &how, &report, error);
+    if (status == MPQ_FLUSH_FAILED && fresh) {
+        /* The disk still fails: the queue opens as it was, poisoned. */
+        status = open_control(queue, meta, boot_id, &usable, error);
+        if (status == MPQ_OK)
+            status = trust(queue, meta, found, error);
+    }
+    return status;
+}
+
+/* The guard holds nothing but what is given back here: the caller's gate is not lost in a jump. */
+static mpq_status decide_guarded(struct mpq_queue *queue, struct mpq_meta_slot *meta,
+                                 const char *boot_id, const struct mpq_generations *found,
+                                 struct mpq_error *error)
+{
+    struct mpq_guard guard;
+    mpq_guard_push(&guard);
+    if (sigsetjmp(guard.jump, 0) != 0)
+        return mpq_guard_recover(&guard, queue, error);
+    MPQ_GUARD_ARM(&guard);
+    mpq_status status = decide(queue, meta, boot_id, found, error);
+    MPQ_GUARD_DROP(&guard);
+    return status;
+}
+
 mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error)
 {
     struct mpq_meta_slot meta;
@@ -327,30 +369,8 @@ mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error)
         return mpq_fail_errno(error, "%s: cannot read the kernel's boot id", queue->path);
     struct mpq_generations found;
     status = mpq_generations_find(queue, &found, error);
-    bool usable = false;
     if (status == MPQ_OK)
-        status = open_control(queue, &meta, boot_id, &usable, error);
-    struct mpq_rebuild_how how = {.poisoned = meta.poison_errno != 0};
-    if (status == MPQ_OK && usable)
-        how.poisoned |= mpq_load(queue->control->poison_errno) != 0;
-    bool fresh = status == MPQ_OK && usable && proved_fresh(queue, &found);
-    if (status == MPQ_OK) {
-        (void)queue->io->list(queue->io, queue->dirfd, sweep_name, queue);
-        if (fresh && !how.poisoned) {
-            status = trust(queue, &meta, &found, error);
-        } else {
-            mpq_segments_forget(queue);
-            mpq_control_unmap(queue);
-            struct mpq_repair report;
-            status = mpq_rebuild(queue, &meta, boot_id, &how, &report, error);
-            if (status == MPQ_FLUSH_FAILED && fresh) {
-                /* The disk still fails: the queue opens as it was, poisoned. */
-                status = open_control(queue, &meta, boot_id, &usable, error);
-                if (status == MPQ_OK)
-                    status = trust(queue, &meta, &found, error);
-            }
-        }
-    }
+        status = decide_guarded(queue, &meta, boot_id, &found, error);
     queue->io->free(queue->io, found.list);
     return status;
 }

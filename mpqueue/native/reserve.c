@@ -25,11 +25,11 @@ struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t
     if (consumer->segment != NULL && consumer->segment->generation == generation)
         return consumer->segment;
     struct mpq_queue *queue = consumer->queue;
-    pthread_mutex_lock(&queue->mutex);
+    mpq_guarded_lock(queue);
     struct mpq_segment *segment = mpq_segment_map(queue, generation, error);
     if (segment != NULL)
         mpq_segment_retain(segment);
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_guarded_unlock(queue);
     if (segment == NULL)
         return NULL;
     mpq_segment_release(consumer->segment);
@@ -164,7 +164,7 @@ static uint64_t seq_at_end(struct mpq_consumer *consumer, uint64_t generation,
     struct mpq_queue *queue = consumer->queue;
     for (uint64_t next = generation + 1; next <= MPQ_POSITION_GEN(tail->position); next++) {
         struct mpq_roll roll;
-        pthread_mutex_lock(&queue->mutex);
+        mpq_guarded_lock(queue);
         struct mpq_segment *segment = mpq_segment_map(queue, next, NULL);
         bool found = segment != NULL && mpq_roll_read(queue, segment, &roll);
         struct mpq_seen seen;
@@ -174,7 +174,7 @@ static uint64_t seq_at_end(struct mpq_consumer *consumer, uint64_t generation,
             roll.previous_seq = seen.header.seq;
             found = true;
         }
-        pthread_mutex_unlock(&queue->mutex);
+        mpq_guarded_unlock(queue);
         if (found)
             return roll.previous_seq;
     }
@@ -189,11 +189,11 @@ static bool cut_short(struct mpq_consumer *consumer, const struct mpq_segment *s
     if (mpq_segment_header_check(queue, segment->base, segment->bytes, segment->generation) ==
         MPQ_OK)
         return false;
-    pthread_mutex_lock(&queue->mutex);
+    mpq_guarded_lock(queue);
     struct mpq_segment *next = mpq_segment_map(queue, segment->generation + 1, NULL);
     bool cut =
         next != NULL && mpq_roll_read(queue, next, &roll) && roll.previous_seq > consumer->read_seq;
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_guarded_unlock(queue);
     return cut;
 }
 
@@ -202,7 +202,12 @@ static mpq_status cross_damage(struct mpq_consumer *consumer, struct mpq_segment
                                struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
-    const struct mpq_tail_now tail = mpq_tail_read(queue->control);
+    struct mpq_tail_now tail; /* it may say where the damage ends */
+    mpq_status status = mpq_control_ours(queue, error);
+    if (status == MPQ_OK && !mpq_tail_read_proved(queue->control, &tail))
+        status = mpq_overwritten(queue, error);
+    if (status != MPQ_OK)
+        return status;
     const uint64_t from = consumer->read_position;
     const uint64_t generation = MPQ_POSITION_GEN(from), offset = MPQ_POSITION_OFF(from);
     const bool last = MPQ_POSITION_GEN(tail.position) == generation;
@@ -558,8 +563,12 @@ static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_erro
 {
     struct mpq_queue *queue = consumer->queue;
     if (mpq_load(queue->control->sealed) == 0 || consumer->out != 0 || consumer->again_count != 0 ||
-        consumer->read_position < mpq_tail_read(queue->control).position)
+        consumer->read_position < mpq_tail_read(queue->control).position) {
+        mpq_status status = mpq_usable(queue, error);
+        if (status != MPQ_OK)
+            return status;
         return mpq_head_orphaned(consumer, false) ? MPQ_AGAIN : MPQ_EMPTY;
+    }
     return mpq_fail(error, MPQ_SEALED, "%s: sealed and drained: no item will come any more",
                     queue->path);
 }

@@ -376,7 +376,10 @@ static mpq_status raise_mark(struct mpq_queue *queue, uint64_t generation,
 {
     struct mpq_control *control = queue->control;
     uint64_t ahead = 4 * (queue->segment_size / MPQ_FRAME_ALIGN / 2) + MPQ_BATCH_MAX;
-    uint64_t next = mpq_tail_read(control).next_seq;
+    struct mpq_tail_now tail;
+    if (!mpq_tail_read_proved(control, &tail))
+        return mpq_overwritten(queue, error);
+    const uint64_t next = tail.next_seq;
     if (next + ahead <= mpq_load(control->seq_mark))
         return MPQ_OK;
     return mpq_mark_raise(queue, next + ahead + MPQ_SEQ_BLOCK, generation + 1, call, error);

@@ -27,7 +27,7 @@ static void add_members(struct mpq_queue *queue, struct mpq_stats *stats)
     struct mpq_control *control = queue->control;
     add_member(stats, &control->retired);
     add_member(stats, &control->shared);
-    for (uint32_t i = 0; i < control->max_members; i++) {
+    for (uint32_t i = 0; i < queue->created.max_members; i++) {
         const struct mpq_member *member = &queue->members[i];
         uint64_t incarnation = mpq_load(member->incarnation);
         if (incarnation == 0)
@@ -47,7 +47,8 @@ static void add_segments(struct mpq_queue *queue, struct mpq_stats *stats, uint6
     const uint64_t oldest = mpq_load(control->oldest_generation);
     stats->oldest_generation = oldest;
     stats->tail_generation = tail;
-    for (uint64_t generation = oldest; generation <= tail + 1; generation++) {
+    for (uint64_t generation = oldest; generation - oldest < MPQ_RING && generation <= tail + 1;
+         generation++) {
         const struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
         if (!mpq_ring_ready(queue, generation))
             continue;
@@ -78,7 +79,7 @@ static uint64_t oldest_age(struct mpq_queue *queue, uint64_t position, uint64_t 
                                 MPQ_SEGMENT_FIRST);
     uint64_t enqueued_at = 0;
     struct mpq_seen seen;
-    pthread_mutex_lock(&queue->mutex);
+    mpq_guarded_lock(queue);
     for (uint64_t generation = MPQ_POSITION_GEN(position), tries = 0; tries < 2 && enqueued_at == 0;
          generation++, tries++) {
         struct mpq_segment *segment = mpq_segment_map(queue, generation, NULL);
@@ -87,7 +88,7 @@ static uint64_t oldest_age(struct mpq_queue *queue, uint64_t position, uint64_t 
             seen.code != MPQ_PAD)
             enqueued_at = seen.header.enqueued_at;
     }
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_guarded_unlock(queue);
     uint64_t now = queue->io->wall_ns(queue->io);
     return enqueued_at != 0 && now > enqueued_at ? now - enqueued_at : 0;
 }
@@ -197,7 +198,7 @@ uint32_t mpq_members(struct mpq_queue *queue, struct mpq_member_info *infos, uin
     if (unusable(queue))
         return 0;
     uint32_t count = 0;
-    for (uint32_t i = 0; i < queue->control->max_members; i++) {
+    for (uint32_t i = 0; i < queue->created.max_members; i++) {
         const struct mpq_member *member = &queue->members[i];
         uint64_t incarnation = mpq_load(member->incarnation);
         if (incarnation == 0 || mpq_load(member->role) == 0)
