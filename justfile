@@ -4,7 +4,7 @@
 check:
     .ci/run
 
-# one or more steps of it: lint native crash packaging cross storm demo others readme
+# one or more steps of it: lint native proof packaging cross storm demo others readme
 step +names:
     .ci/run {{names}}
 

@@ -1,6 +1,7 @@
 /* nth.c - the N-th call of each kind fails: for N = 1, 2, ... until a run meets no failure.
  *
- * usage: nth [group | all] [on]           on: goes on after a violation
+ * usage: nth [group | all | KIND] [on]    all policies, or group, or one kind under group;
+ *                                         on: goes on after a violation
  *        nth POLICY KIND ERRNO N once|always
  *
  * One script (create, put, batch, roll, flush, consume, ack, checkpoint with reclaim, a second
@@ -28,9 +29,9 @@
 
 #include "faulty.h"
 #include "internal.h"
+#include "workers.h"
 
 #define ITEMS 256
-#define WORKERS 2
 
 enum fate { ABSENT, UNKNOWN, KEPT };
 
@@ -642,6 +643,9 @@ static bool one(uint32_t policy, enum kind kind, int error, uint64_t n, bool alw
     return met;
 }
 
+static bool all;
+static const char *only; /* kind */
+
 static uint64_t all_of(uint32_t policy, unsigned worker, uint64_t *most)
 {
     uint64_t runs = 0;
@@ -649,7 +653,8 @@ static uint64_t all_of(uint32_t policy, unsigned worker, uint64_t *most)
     for (int kind = 0; kind < KIND_COUNT; kind++)
         for (int i = 0; faulty_errnos[kind][i] != 0; i++)
             for (int always = 0; always < 2; always++) {
-                if (job++ % WORKERS != worker)
+                if ((only != NULL && strcmp(only, faulty_names[kind]) != 0) ||
+                    job++ % WORKERS != worker)
                     continue;
                 /* A write that is interrupted for ever is no fault but a livelock. */
                 if (always && faulty_errnos[kind][i] == EINTR &&
@@ -679,36 +684,25 @@ static int replay(char **argv)
     return 0;
 }
 
+static int work(unsigned worker, struct figures *figures)
+{
+    for (uint32_t policy = 0; policy < 4; policy++)
+        if (all || policy == MPQ_DURABILITY_GROUP)
+            figures->sum[0] += all_of(policy, worker, &figures->most);
+    return violations == 0 ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
     memory_complaint = on_complaint;
     if (argc > 5)
         return replay(argv);
     survey = argc > 2;
-    const bool all = argc > 1 && strcmp(argv[1], "all") == 0;
-    int pipes[2], rc = 0;
-    if (pipe(pipes) != 0)
-        return 2;
-    for (unsigned worker = 0; worker < WORKERS; worker++)
-        if (fork() == 0) {
-            uint64_t mine[2] = {0, 0};
-            for (uint32_t policy = 0; policy < 4; policy++)
-                if (all || policy == MPQ_DURABILITY_GROUP)
-                    mine[0] += all_of(policy, worker, &mine[1]);
-            exit(write(pipes[1], mine, sizeof mine) == sizeof mine && violations == 0 ? 0 : 2);
-        }
-    for (unsigned worker = 0; worker < WORKERS; worker++) {
-        int status = 0;
-        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-            rc = 1;
-    }
-    close(pipes[1]);
-    uint64_t runs = 0, most = 0;
-    for (uint64_t mine[2]; read(pipes[0], mine, sizeof mine) == sizeof mine;) {
-        runs += mine[0];
-        most = mpq_max64(most, mine[1]);
-    }
-    printf("nth: %llu runs, up to %llu calls of a kind, %s\n", (unsigned long long)runs,
-           (unsigned long long)most, rc == 0 ? "0 violations" : "FAILED");
+    all = argc > 1 && strcmp(argv[1], "all") == 0;
+    only = argc > 1 && !all && strcmp(argv[1], "group") != 0 ? argv[1] : NULL;
+    struct figures total;
+    const int rc = workers_run(work, &total);
+    printf("nth: %llu runs, up to %llu calls of a kind, %s\n", (unsigned long long)total.sum[0],
+           (unsigned long long)total.most, rc == 0 ? "0 violations" : "FAILED");
     return rc;
 }

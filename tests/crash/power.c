@@ -19,16 +19,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "internal.h"
 #include "shadow.h"
+#include "workers.h"
 
 #define ITEMS_MAX 4096
+#define A_CHILD 25 /* seeds */
 
 enum promise { NOTHING, ASKED, DURABLE };
 
@@ -55,7 +59,8 @@ struct run {
 static const struct mpq_call patient = {UINT64_MAX, NULL, NULL};
 static const struct mpq_call hasty = {0, NULL, NULL};
 static char base[200];
-static int verbose;
+static int verbose, images; /* a seed */
+static uint64_t first_seed, seeds;
 
 static void fail(const struct run *run, int state, const char *what, uint64_t a, uint64_t b)
 {
@@ -421,7 +426,7 @@ static void verify(const struct run *run, int state, char path[256], uint64_t *s
     }
 }
 
-static uint64_t one(uint64_t seed, int states)
+static uint64_t one(uint64_t seed)
 {
     static const unsigned percents[] = {0, 10, 50, 90, 100};
     struct run *run = calloc(1, sizeof *run);
@@ -448,7 +453,7 @@ static uint64_t one(uint64_t seed, int states)
         play(run);
     mpq_guard_top = NULL;
     world->crash_at = 0;
-    for (int state = 0; state < states; state++) {
+    for (int state = 0; state < images; state++) {
         unsigned percent = state == 0 ? 0 : percents[shadow_random(world) % 5];
         unsigned unit = shadow_random(world) % 3 == 0 ? 512 : 4096;
         wipe("state", image);
@@ -465,57 +470,66 @@ static uint64_t one(uint64_t seed, int states)
     return made;
 }
 
+/* A child for a few runs at a time: handles of dead worlds are never closed. */
+static int some(uint64_t from, uint64_t to, uint64_t *made)
+{
+    int counts[2], status = 0;
+    if (pipe(counts) != 0)
+        return 2;
+    pid_t child = fork();
+    if (child == 0) {
+        uint64_t mine = 0;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (uint64_t seed = from; seed < to; seed++)
+            mine += one(seed);
+        _exit(write(counts[1], &mine, sizeof mine) == sizeof mine ? 0 : 2);
+    }
+    close(counts[1]);
+    uint64_t mine = 0;
+    if (read(counts[0], &mine, sizeof mine) == sizeof mine)
+        *made += mine;
+    close(counts[0]);
+    if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 0;
+    fprintf(stderr, "the child of seeds %llu.. ended with wait status %x\n",
+            (unsigned long long)from, (unsigned)status);
+    return 1;
+}
+
+static int work(unsigned worker, struct figures *figures)
+{
+    const char *root = getenv("MPQ_CRASH_DIR");
+    snprintf(base, sizeof base, "%s/mpq-power-%d", root != NULL ? root : "/dev/shm", getpid());
+    if (mkdir(base, 0700) != 0)
+        return 2;
+    for (uint64_t seed = first_seed + worker * A_CHILD; seed < first_seed + seeds;
+         seed += WORKERS * A_CHILD)
+        if (some(seed, mpq_min64(seed + A_CHILD, first_seed + seeds), &figures->sum[0]) != 0)
+            return 1;
+    static const char *const names[] = {"live", "state", "again0", "again1", "again2"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[256];
+        wipe(names[i], path);
+        (void)rmdir(path);
+    }
+    (void)rmdir(base);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 4) {
         fprintf(stderr, "usage: power FIRST_SEED RUNS STATES [v]\n");
         return 2;
     }
-    const uint64_t first = strtoull(argv[1], NULL, 10), runs = strtoull(argv[2], NULL, 10);
-    const int states = atoi(argv[3]);
+    first_seed = strtoull(argv[1], NULL, 10);
+    seeds = strtoull(argv[2], NULL, 10);
+    images = atoi(argv[3]);
     verbose = argc > 4;
-    const char *root = getenv("MPQ_CRASH_DIR");
-    snprintf(base, sizeof base, "%s/mpq-power-%d", root != NULL ? root : "/dev/shm", getpid());
-    if (mkdir(base, 0700) != 0)
-        return 2;
-    uint64_t made = 0;
-    int rc = 0;
-    /* A child for a few runs at a time: handles of dead worlds are never closed. */
-    for (uint64_t seed = first; rc == 0 && seed < first + runs; seed += 50) {
-        int counts[2];
-        if (pipe(counts) != 0)
-            return 2;
-        pid_t child = fork();
-        if (child == 0) {
-            uint64_t mine = 0;
-            for (uint64_t i = seed; i < seed + 50 && i < first + runs; i++)
-                mine += one(i, states);
-            if (write(counts[1], &mine, sizeof mine) != sizeof mine)
-                _exit(2);
-            _exit(0);
-        }
-        close(counts[1]);
-        uint64_t mine = 0;
-        int status = 0;
-        if (read(counts[0], &mine, sizeof mine) == sizeof mine)
-            made += mine;
-        close(counts[0]);
-        waitpid(child, &status, 0);
-        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-            fprintf(stderr, "child of seeds %llu.. ended with status %x\n",
-                    (unsigned long long)seed, (unsigned)status);
-            rc = 1;
-        }
-    }
-    char path[256];
-    static const char *const names[] = {"live", "state", "again0", "again1", "again2"};
-    for (size_t i = 0; rc == 0 && i < sizeof names / sizeof *names; i++) {
-        wipe(names[i], path);
-        (void)rmdir(path);
-    }
-    (void)rmdir(base);
-    printf("power: seeds %llu..%llu, %llu crash states, %s\n", (unsigned long long)first,
-           (unsigned long long)(first + runs - 1), (unsigned long long)made,
+    struct figures total;
+    const int rc = workers_run(work, &total);
+    printf("power: seeds %llu..%llu, %llu crash states, %s\n", (unsigned long long)first_seed,
+           (unsigned long long)(first_seed + seeds - 1), (unsigned long long)total.sum[0],
            rc == 0 ? "0 violations" : "FAILED");
     return rc;
 }

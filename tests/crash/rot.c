@@ -32,9 +32,9 @@
 
 #include "internal.h"
 #include "memory.h"
+#include "workers.h"
 
 #define ITEMS 64
-#define WORKERS 2
 
 struct expected {
     uint64_t seq; /* 0 = never put */
@@ -716,6 +716,21 @@ static int replay(int argc, char **argv)
     return 0;
 }
 
+static unsigned stride;
+
+static int work(unsigned worker, struct figures *figures)
+{
+    struct store *store = calloc(1, sizeof *store);
+    if (store == NULL)
+        return 2;
+    make(store);
+    figures->sum[0] = flips(store, stride, worker);
+    figures->sum[1] = harms(store, stride, worker);
+    memory_end(&store->world);
+    free(store);
+    return violations == 0 ? 0 : 1;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3) {
@@ -727,39 +742,14 @@ int main(int argc, char **argv)
     if (strcmp(argv[1], "replay") == 0)
         return replay(argc, argv);
     run_seed = strtoull(argv[1], NULL, 10);
-    const unsigned stride = (unsigned)atoi(argv[2]);
+    stride = (unsigned)atoi(argv[2]);
     survey = argc > 3;
-    uint64_t total[2] = {0, 0};
-    int pipes[2], rc = 0;
-    if (stride == 0 || pipe(pipes) != 0)
+    struct figures total;
+    if (stride == 0)
         return 2;
-    for (unsigned worker = 0; worker < WORKERS; worker++)
-        if (fork() == 0) {
-            struct store *store = calloc(1, sizeof *store);
-            if (store == NULL)
-                exit(2);
-            make(store);
-            uint64_t mine[2];
-            mine[0] = flips(store, stride, worker);
-            mine[1] = harms(store, stride, worker);
-            memory_end(&store->world);
-            free(store);
-            exit(write(pipes[1], mine, sizeof mine) == sizeof mine && violations == 0 ? 0 : 2);
-        }
-    for (unsigned worker = 0; worker < WORKERS; worker++) {
-        int status = 0;
-        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-            fprintf(stderr, "rot: a worker ended with status %x\n", (unsigned)status);
-            rc = 1;
-        }
-    }
-    close(pipes[1]);
-    for (uint64_t mine[2]; read(pipes[0], mine, sizeof mine) == sizeof mine;) {
-        total[0] += mine[0];
-        total[1] += mine[1];
-    }
+    const int rc = workers_run(work, &total);
     printf("rot: seed %llu, %llu bits flipped, %llu other kinds of damage, %s\n",
-           (unsigned long long)run_seed, (unsigned long long)total[0], (unsigned long long)total[1],
-           rc == 0 ? "0 violations" : "FAILED");
+           (unsigned long long)run_seed, (unsigned long long)total.sum[0],
+           (unsigned long long)total.sum[1], rc == 0 ? "0 violations" : "FAILED");
     return rc;
 }

@@ -13,11 +13,11 @@
 
 #include "io.h"
 
-#define SHADOW_FILES 4096
+#define SHADOW_FILES 1024
 #define SHADOW_NAMES 512
 #define SHADOW_LOCKS 256
-#define SHADOW_MAPS 1024
-#define SHADOW_FDS 1024
+#define SHADOW_MAPS 256
+#define SHADOW_FDS 256
 
 struct shadow_file {
     uint64_t inode;

@@ -1,6 +1,7 @@
 /* steps.c - SIGKILL at every instruction of an operation, on a real queue with real processes.
  *
  * usage: steps SEED STRIDE POINTS [SCENARIO [SYSCALLS STEPS]]
+ *        steps SEED STRIDE copies [SCENARIO [INSTRUCTION]]
  *
  * A child attaches to the queue, stops, and does one operation under ptrace. First it is stepped
  * through once, to learn how many instructions lie between its system calls. Then, for every
@@ -18,10 +19,13 @@
  * and reads what lies before the stopped one's items, and takes nothing from it: no takeover, no
  * gap; the child then goes on and succeeds.
  *
+ * With `copies` a child goes through its operation once, and at every STRIDE-th instruction the
+ * queue is copied as a death there would leave it (copied.h). The survivor's checks run on the
+ * copy; three times in four a member lives in it, else the next opener is alone.
+ *
  * The figures at the end show that it bites: lock takeovers, gaps, children that were killed with
  * the operation half done. A failure prints its scenario and point, which replay it. */
 #include <fcntl.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,12 +35,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "copied.h"
 #include "steps.h"
 #include "tracer.h"
-
-#define WORKERS 2
+#include "workers.h"
 
 static uint64_t seed_given, random_state;
+static uint64_t stride, points; /* every STRIDE-th instruction, at most so many of a path */
+static bool copying;
+static const char *scenario_given; /* NULL: all */
+static char **rest_given; /* what follows it */
 static struct run *current;
 
 static uint64_t dice(void)
@@ -50,6 +58,12 @@ static uint64_t dice(void)
 
 static void replay_line(void)
 {
+    if (copying) {
+        fprintf(stderr, "replay: steps %llu %llu copies %s %llu\n", (unsigned long long)seed_given,
+                (unsigned long long)stride, current->scenario->name,
+                (unsigned long long)current->instructions);
+        return;
+    }
     fprintf(stderr, "replay: steps %llu 1 1 %s %u %u\n", (unsigned long long)seed_given,
             current->scenario->name, current->at_syscall, current->at_step);
 }
@@ -401,14 +415,6 @@ static void prepare(struct run *run)
         scenario->before(run);
 }
 
-static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *where)
-{
-    (void)info;
-    (void)kind;
-    (void)where;
-    return remove(path);
-}
-
 /* The child stands still: it is waited for, and nothing is taken from it. */
 static void beside_stopped(struct run *run, pid_t child)
 {
@@ -495,7 +501,7 @@ static void point(struct run *run)
     survive(run);
     if (run->scenario->before == before_new_place) {
         survivor_close(run);
-        nftw(run->path, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+        copied_remove(run->path);
     }
 }
 
@@ -518,13 +524,12 @@ static void begin(struct run *run, const struct scenario *scenario, const char *
 static void end(struct run *run, const char *base)
 {
     survivor_close(run);
-    nftw(base, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
+    copied_remove(base);
     if (mkdir(base, 0700) != 0)
         failed("cannot make %s again", base);
 }
 
-static void whole(struct run *run, const struct scenario *scenario, const char *base,
-                  uint64_t stride, uint64_t points)
+static void whole(struct run *run, const struct scenario *scenario, const char *base)
 {
     begin(run, scenario, base);
     prepare(run);
@@ -547,11 +552,72 @@ static void whole(struct run *run, const struct scenario *scenario, const char *
     end(run, base);
 }
 
-struct figures {
-    uint64_t kills, takeovers, gaps, half;
-};
+/* What a death at this instruction would leave, and who goes on from it. */
+static void die_in_a_copy(struct run *run)
+{
+    const struct run before = *run;
+    char *name = strrchr(run->path, '/');
+    snprintf(name, sizeof run->path - (size_t)(name - run->path), "/copy");
+    copied_make(before.path, run->path);
+    const bool alone = before.home == NULL || dice() % 4 == 0;
+    const int held = alone ? -1 : copied_hold(run->path, before.home->incarnation);
+    run->home = NULL;
+    survive(run);
+    survivor_close(run);
+    if (held >= 0)
+        close(held);
+    memcpy(run->path, before.path, sizeof run->path);
+    run->home = before.home;
+    run->base = before.base;
+    run->next = before.next;
+    run->last_seq = before.last_seq;
+    run->kills++;
+}
 
-static int worker_main(unsigned worker, int argc, char **argv, int out)
+/* One child goes through its operation; `only`: to this instruction, and one copy there. */
+static void copies(struct run *run, const struct scenario *scenario, const char *base,
+                   uint64_t only)
+{
+    begin(run, scenario, base);
+    prepare(run);
+    const uint64_t phase = dice() % stride;
+    run->mine = run->next;
+    run->next += 8;
+    pid_t child = tracer_start(scenario->setup, scenario->op, run);
+    do {
+        if (only != 0 ? run->instructions == only : run->instructions % stride == phase)
+            die_in_a_copy(run);
+        run->instructions++;
+    } while (tracer_step(child) && (only == 0 || run->instructions <= only));
+    tracer_kill(child);
+    survive(run);
+    printf("steps: %-15s %7llu instructions, %6llu deaths, %6llu half done, %4llu takeovers, "
+           "%5llu gaps, longest wait %llu ms\n",
+           scenario->name, (unsigned long long)run->instructions, (unsigned long long)run->kills,
+           (unsigned long long)run->half, (unsigned long long)run->takeovers,
+           (unsigned long long)run->gaps, (unsigned long long)(run->longest_ns / MPQ_MS));
+    end(run, base);
+}
+
+static void play(struct run *run, const struct scenario *scenario, const char *base)
+{
+    if (copying) {
+        copies(run, scenario, base, rest_given[0] == NULL ? 0 : strtoull(rest_given[0], NULL, 10));
+    } else if (rest_given[0] == NULL || rest_given[1] == NULL) {
+        whole(run, scenario, base);
+    } else {
+        begin(run, scenario, base);
+        run->span_count = 1;
+        run->at_syscall = (uint32_t)strtoul(rest_given[0], NULL, 10);
+        run->at_step = (uint32_t)strtoul(rest_given[1], NULL, 10);
+        point(run);
+        end(run, base);
+    }
+}
+
+enum { KILLS, HALF, TAKEOVERS, GAPS, INSTRUCTIONS };
+
+static int work(unsigned worker, struct figures *figures)
 {
     static struct run run;
     char base[128];
@@ -562,63 +628,45 @@ static int worker_main(unsigned worker, int argc, char **argv, int out)
     if (mkdir(base, 0700) != 0 || run.shared == MAP_FAILED)
         return 2;
     tracer_pin(worker);
-    struct figures sum = {0, 0, 0, 0};
     for (size_t i = 0; i < SCENARIOS; i++) {
-        const bool named = argc > 4;
-        if (named ? worker != 0 || strcmp(argv[4], scenarios[i].name) != 0 : i % WORKERS != worker)
+        if (scenario_given != NULL ? worker != 0 || strcmp(scenario_given, scenarios[i].name) != 0
+                                   : i % WORKERS != worker)
             continue;
-        if (argc > 6) {
-            begin(&run, &scenarios[i], base);
-            run.span_count = 1;
-            run.at_syscall = (uint32_t)strtoul(argv[5], NULL, 10);
-            run.at_step = (uint32_t)strtoul(argv[6], NULL, 10);
-            point(&run);
-            end(&run, base);
-        } else {
-            whole(&run, &scenarios[i], base, strtoull(argv[2], NULL, 10),
-                  strtoull(argv[3], NULL, 10));
-        }
+        if (copying && scenarios[i].stops)
+            continue; /* a stopped process is no copy: it lives */
+        play(&run, &scenarios[i], base);
         fflush(stdout);
-        sum.kills += run.kills;
-        sum.takeovers += run.takeovers;
-        sum.gaps += run.gaps;
-        sum.half += run.half;
+        figures->sum[KILLS] += run.kills;
+        figures->sum[HALF] += run.half;
+        figures->sum[TAKEOVERS] += run.takeovers;
+        figures->sum[GAPS] += run.gaps;
+        figures->sum[INSTRUCTIONS] += run.instructions;
     }
     (void)rmdir(base);
-    return write(out, &sum, sizeof sum) == sizeof sum ? 0 : 2;
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
     if (argc < 4 || strtoull(argv[2], NULL, 10) == 0) {
-        fprintf(stderr, "usage: steps SEED STRIDE POINTS [SCENARIO [SYSCALLS STEPS]]\n");
+        fprintf(stderr, "usage: steps SEED STRIDE POINTS|copies [SCENARIO [WHERE]]\n");
         return 2;
     }
     seed_given = strtoull(argv[1], NULL, 10);
+    stride = strtoull(argv[2], NULL, 10);
+    copying = strcmp(argv[3], "copies") == 0;
+    points = strtoull(argv[3], NULL, 10);
+    scenario_given = argv[4];
+    rest_given = argc > 4 ? argv + 5 : argv + argc;
     steps_begin();
     signal(SIGALRM, on_alarm);
-    int pipes[2], rc = 0;
-    if (pipe(pipes) != 0)
-        return 2;
-    for (unsigned worker = 0; worker < WORKERS; worker++)
-        if (fork() == 0)
-            exit(worker_main(worker, argc, argv, pipes[1]));
-    for (unsigned worker = 0; worker < WORKERS; worker++) {
-        int status = 0;
-        if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-            rc = 1;
-    }
-    close(pipes[1]);
-    struct figures sum = {0, 0, 0, 0};
-    for (struct figures one; read(pipes[0], &one, sizeof one) == sizeof one;) {
-        sum.kills += one.kills;
-        sum.takeovers += one.takeovers;
-        sum.gaps += one.gaps;
-        sum.half += one.half;
-    }
-    printf("steps: seed %llu, %llu kills, %llu half done, %llu takeovers, %llu gaps, %s\n",
-           (unsigned long long)seed_given, (unsigned long long)sum.kills,
-           (unsigned long long)sum.half, (unsigned long long)sum.takeovers,
-           (unsigned long long)sum.gaps, rc == 0 ? "0 violations" : "FAILED");
+    struct figures total;
+    const int rc = workers_run(work, &total);
+    printf("steps: seed %llu, %llu instructions, %llu %s, %llu half done, %llu takeovers, "
+           "%llu gaps, %s\n",
+           (unsigned long long)seed_given, (unsigned long long)total.sum[INSTRUCTIONS],
+           (unsigned long long)total.sum[KILLS], copying ? "deaths" : "kills",
+           (unsigned long long)total.sum[HALF], (unsigned long long)total.sum[TAKEOVERS],
+           (unsigned long long)total.sum[GAPS], rc == 0 ? "0 violations" : "FAILED");
     return rc;
 }
