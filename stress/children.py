@@ -43,10 +43,13 @@ class Children:
     def start(self, kind: str, name: str, body: Callable[[], object]) -> Child:
         """Forks a child that runs `body`; its stderr goes to a file and has to stay empty."""
         stderr = self._directory / f"{name}.err"
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         pid = os.fork()
         if pid == 0:
             status = 0
             try:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready for one
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 os.setpgid(0, 0)
                 os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
                 body()
@@ -54,6 +57,7 @@ class Children:
                 os.write(2, traceback.format_exc().encode())
                 status = 1
             os._exit(status)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         child = self.living[pid] = Child(pid, kind, name, stderr)
         return child
 

@@ -1,7 +1,8 @@
 """A consumer of the storm: waits for the role, then reserves, records, acks in any order.
 
 Usage: python stress/consumer.py QUEUE LEDGER ID
-It ends when the queue is sealed and drained, or on SIGTERM between two hand-outs. Now and then it
+It ends when the queue is sealed and drained, on SIGTERM between two hand-outs, or on SIGINT out of
+a wait. Now and then it
 forks a child that outlives a killed parent for a moment: the child must neither keep the role nor
 settle what its parent reserved.
 """
@@ -24,20 +25,22 @@ ROLE_WAIT = 600.0
 
 
 class _Stop(Exception):
-    """SIGTERM while waiting for the role."""
+    """SIGTERM while waiting for the role, SIGINT while waiting for that or for items."""
 
 
-class _Sigterm:
-    """Interrupts the wait for the role; later it only asks, so that no record is torn."""
+class _Signals:
+    """Break off the wait for the role; later SIGTERM only asks, so that no record is torn."""
 
     def __init__(self) -> None:
         self.asked = False
-        self.waiting = False
+        self.waiting = False  # for the role
+        self.reserving = False
         signal.signal(signal.SIGTERM, self._handle)
+        signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
         self.asked = True
-        if self.waiting:
+        if self.waiting or (self.reserving and number == signal.SIGINT):
             raise _Stop
 
 
@@ -48,6 +51,7 @@ def _fork_child(q: Any, held: list[Any]) -> None:
     status = 0
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if held:
             try:
                 held[0].ack()
@@ -85,23 +89,25 @@ def _settle(consumer: Any, ledger: Ledger, held: list[Any], choices: random.Rand
 
 def run(queue: str, ledger_path: Path, number: int) -> None:
     """Consumes until the queue is sealed and drained."""
-    sigterm = _Sigterm()
+    signals = _Signals()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ledger = Ledger(ledger_path)
     choices = random.Random(number)
     held: list[Any] = []
     try:
         q = mpqueue.Queue(queue, create=False)
-        sigterm.waiting = True
+        signals.waiting = True
         consumer = q.consumer(wait=ROLE_WAIT)
-        sigterm.waiting = False
+        signals.waiting = False
         ledger.write(f"r {time.monotonic_ns()}\n")
-        while not sigterm.asked:
+        while not signals.asked:
+            signals.reserving = True
             if choices.random() < 0.5:
                 one = consumer.reserve(timeout=0.2)
                 items = [] if one is None else [one]
             else:
                 items = consumer.reserve_many(choices.randint(1, 50), timeout=0.2)
+            signals.reserving = False
             lines = []
             for item in items:
                 producer, n = payload.identify(bytes(item.body)) or (-1, -1)
@@ -114,7 +120,7 @@ def run(queue: str, ledger_path: Path, number: int) -> None:
             if len(held) > 100 or not items or choices.random() < 0.7:
                 _settle(consumer, ledger, held, choices)
     except (mpqueue.Sealed, _Stop):
-        sigterm.waiting = False
+        signals.waiting = signals.reserving = False
     q.close()
 
 

@@ -1,16 +1,20 @@
 """A producer of the storm: puts its items in order and records each put that returned.
 
 Usage: python stress/producer.py QUEUE LEDGER ID
-SIGTERM ends it after the put in hand.
+SIGTERM ends it after the put in hand. SIGINT breaks a put off, whose outcome is then unknown; the
+handle goes on. Now and then it forks a child that puts a few items as another producer, through
+the handle that it inherited, and outlives a killed parent.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import mpqueue
 import payload
@@ -18,22 +22,49 @@ from ledger import Ledger
 
 BATCH_ITEM = 3_000  # items above are put alone, so that a batch stays within half a segment
 LONG_BATCH = 330
+CHILDREN = 1000  # ids of a producer's forked children follow id * CHILDREN
+CHILD_ITEMS = 10
+
+
+def _fork_child(q: Any, ledgers: Path, number: int) -> None:
+    """A child that joins as itself and puts; a queue that is sealed meanwhile is its end."""
+    if os.fork():
+        return
+    status = 0
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ledger = Ledger(ledgers / f"producer-{number}")
+        for n in range(CHILD_ITEMS):
+            ledger.write(f"a {n} 1 {q.put(payload.make(number, n))}\n")
+    except mpqueue.Sealed:
+        pass
+    except BaseException as error:
+        os.write(2, f"forked producer: {error!r}\n".encode())
+        status = 1
+    os._exit(status)
 
 
 def run(queue: str, ledger_path: Path, producer: int) -> None:
     """Puts until SIGTERM: single items, and batches of consecutive small ones."""
-    stop = False
+    stop = breakable = False
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         nonlocal stop
         stop = True
 
+    def on_sigint(number: int, frame: FrameType | None) -> None:
+        if breakable:
+            raise KeyboardInterrupt
+
     signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGINT, on_sigint)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     ledger = Ledger(ledger_path)
     choices = random.Random(producer)
     q = mpqueue.Queue(queue, create=False)
     long = producer % payload.KINDS == 1
-    n = 0
+    n = children = 0
     while not stop:
         bodies = [payload.make(producer, n)]
         if choices.random() < (0.5 if long else 0.2):
@@ -42,9 +73,17 @@ def run(queue: str, ledger_path: Path, producer: int) -> None:
                 if max(len(body), len(bodies[0])) > BATCH_ITEM:
                     break
                 bodies.append(body)
-        first = q.put(bodies[0]) if len(bodies) == 1 else q.put_many(bodies)[0]
-        ledger.write(f"a {n} {len(bodies)} {first}\n")
+        try:
+            breakable = True
+            first = q.put(bodies[0]) if len(bodies) == 1 else q.put_many(bodies)[0]
+            breakable = False
+            ledger.write(f"a {n} {len(bodies)} {first}\n")
+        except KeyboardInterrupt:
+            breakable = False
         n += len(bodies)
+        if producer < CHILDREN and choices.random() < 0.001 and children < CHILDREN - 1:
+            children += 1
+            _fork_child(q, ledger_path.parent, producer * CHILDREN + children)
     q.close()
 
 

@@ -4,6 +4,9 @@ Entry point: stress/run.sh. The promise under test: a kill loses nothing that wa
 any durability policy; nobody hangs; nothing is delivered altered, or twice without a cause. A lost
 boot is simulated too: everybody is killed, the boot id changes (MPQ_BOOT_ID), and those who then
 recover the queue are killed as well. The page cache survives, so even `none` loses nothing.
+
+The storm of one policy loses no boots instead: a producer and a consumer live through it and must
+not grow (flat.py).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,16 +37,21 @@ import payload
 import producer
 from children import Child, Children
 from control import Control
+from flat import Flatness, sample, sample_queue
 from ledger import Ledger
 
 POLICIES = ("group", "sync", "interval", "none")
-GEOMETRY = ("--segment-size", "64K", "--max-segments", "12")
+STEADY = "interval"  # the policy whose storm loses no boots
+SEGMENT = "64K"
+RINGS = (5, 12)  # segments at most, by turns; the larger items need segments of their own
 PRODUCERS = 4
 CONSUMERS = 2  # one of them waits for the role
 KILLS_A_BOOT = 40
 BITING_KILLS = 400  # a storm of so many has to hit somebody inside the header lock
 WATCH_SECONDS = 0.05
 STOPPED_SECONDS = 0.2
+PAUSE_SECONDS = (0.001, 0.012)  # between two cruelties
+JOBS = 2  # storms at a time
 META_UUID = slice(24, 40)
 
 
@@ -54,6 +64,16 @@ class Plan:
     seed: int
     durability: str
     watchdog: float
+
+    @property
+    def steady(self) -> bool:
+        """A producer and a consumer are spared."""
+        return self.durability == STEADY
+
+    @property
+    def ring(self) -> int:
+        """Segments at most."""
+        return RINGS[(self.seed + POLICIES.index(self.durability)) % len(RINGS)]
 
 
 class Hang(Exception):
@@ -72,16 +92,20 @@ class Storm:
         self.children = Children(directory)
         self.number = 0
         self.boots = Ledger(self.ledgers / "boots")
-        self.counts = {"lost boots": 0, "stops": 0, "semaphores removed": 0}
+        self.counts = {"lost boots": 0, "stops": 0, "interrupts": 0, "semaphores removed": 0}
         self.counts |= {"aimed at the lock": 0, "lock takeovers": 0}
         self.stopped: tuple[Child, float] | None = None
         self.moved_at = time.monotonic()
         self.seen_bytes = 0
         self.stall_max = 0.0
         os.environ.pop("MPQ_BOOT_ID", None)
-        self.cli("init", self.queue, *GEOMETRY, "--durability", plan.durability)
+        geometry = ("--segment-size", SEGMENT, "--max-segments", plan.ring)
+        self.cli("init", self.queue, *geometry, "--durability", plan.durability)
         with open(self.queue / "meta", "rb") as meta:
             self.semaphore = Path("/dev/shm/sem.mpq-" + meta.read(4096)[META_UUID].hex())
+        self.flatness = {"steady-producer": Flatness("producer")}
+        self.flatness["steady-consumer"] = Flatness("consumer")
+        self.flatness["queue"] = Flatness("queue")
 
     @staticmethod
     def cli(*words: object) -> str:
@@ -97,7 +121,8 @@ class Storm:
     def _start(self, kind: str) -> Child:
         self.number += 1
         number, queue = self.number, str(self.queue)
-        name = f"{kind}-{number}"
+        role = kind.removeprefix("steady-")
+        name = f"{role}-{number}"
         path = self.ledgers / name
         bodies = {
             "producer": lambda: producer.run(queue, path, number),
@@ -105,7 +130,7 @@ class Storm:
             "opener": lambda: mpqueue.Queue(queue, create=False).close(),
             "cli": lambda: self._put_by_cli(number, path),
         }
-        return self.children.start(kind, name, bodies[kind])
+        return self.children.start(kind, name, bodies[role])
 
     def _put_by_cli(self, number: int, path: Path) -> None:
         """Becomes `timeout -s KILL ... mpqueue put` with lines on stdin."""
@@ -123,6 +148,10 @@ class Storm:
 
     def _fill_up(self) -> None:
         """Replaces the dead."""
+        if self.plan.steady and not self.flatness["queue"].samples:
+            self._start("steady-producer")
+            self._start("steady-consumer")
+            self._sample()
         for kind, wanted in (("producer", PRODUCERS), ("consumer", CONSUMERS)):
             for _ in range(wanted - len(self.children.of(kind))):
                 self._start(kind)
@@ -158,6 +187,10 @@ class Storm:
 
     def _ask_somebody_to_end(self) -> None:
         os.kill(self.choices.choice(self.children.of("producer", "consumer")).pid, signal.SIGTERM)
+
+    def _interrupt_somebody(self) -> None:
+        os.kill(self.choices.choice(self.children.of("producer", "consumer")).pid, signal.SIGINT)
+        self.counts["interrupts"] += 1
 
     def _stop_somebody(self) -> None:
         if self.stopped is None:
@@ -201,7 +234,8 @@ class Storm:
 
     def _watch(self) -> None:
         """Measures how long nothing was delivered; too long is a hang."""
-        paths = [self.ledgers / child.name for child in self.children.of("consumer")]
+        consumers = self.children.of("consumer", "steady-consumer")
+        paths = [self.ledgers / child.name for child in consumers]
         seen = sum(path.stat().st_size for path in paths if path.exists())
         now = time.monotonic()
         if seen != self.seen_bytes:
@@ -211,12 +245,19 @@ class Storm:
         elif now - self.moved_at > self.plan.watchdog:
             raise Hang(f"nothing delivered for {self.plan.watchdog} s\n{self.children.describe()}")
 
+    def _sample(self) -> None:
+        """Of those who live through the storm, and of what lies outside of processes."""
+        for child in self.children.of("steady-producer", "steady-consumer"):
+            self.flatness[child.kind].add(sample(child.pid))
+        self.flatness["queue"].add(sample_queue(self.queue))
+
     def _rage(self) -> None:
-        begun = time.monotonic()
+        begun = self.moved_at = time.monotonic()
         actions: dict[Callable[[], object], int] = {
             self._kill_somebody: 80,
             self._stop_somebody: 6,
             self._ask_somebody_to_end: 4,
+            self._interrupt_somebody: 6,
             self._remove_semaphore: 2,
             self._kill_a_lock_holder: 50,
             lambda: self._start("cli"): 5,
@@ -232,9 +273,11 @@ class Storm:
                 return
             self._fill_up()
             self._watch()
-            time.sleep(self.choices.uniform(0.020, 0.050))
+            time.sleep(self.choices.uniform(*PAUSE_SECONDS))
             self._continue()
-            if kills // KILLS_A_BOOT > self.counts["lost boots"]:
+            if self.plan.steady:
+                self._sample()
+            elif kills // KILLS_A_BOOT > self.counts["lost boots"]:
                 self._lose_the_boot()
             self.choices.choices(list(actions), list(actions.values()))[0]()
 
@@ -242,13 +285,14 @@ class Storm:
         """No more kills: producers end, the queue is sealed, the consumers drain it and end."""
         self._continue(now=True)
         self._fill_up()
-        for child in self.children.of("producer"):
+        producers = ("producer", "steady-producer")
+        for child in self.children.of(*producers):
             os.kill(child.pid, signal.SIGTERM)
-        if not self.children.wait_for(("producer", "cli", "opener"), self.plan.watchdog):
+        if not self.children.wait_for((*producers, "cli", "opener"), self.plan.watchdog):
             raise Hang("producers did not end\n" + self.children.describe())
         self._start("consumer")  # the others may have been killed or asked to end a moment ago
         self.cli("seal", self.queue)
-        if not self.children.wait_for(("consumer",), self.plan.watchdog):
+        if not self.children.wait_for(("consumer", "steady-consumer"), self.plan.watchdog):
             raise Hang("consumers did not drain the queue\n" + self.children.describe())
 
     # ---- the whole ---------------------------------------------------------------------------
@@ -278,6 +322,9 @@ class Storm:
         finally:
             self.children.kill_all()
         violations += self.children.complaints
+        if self.plan.steady:
+            for flatness in self.flatness.values():
+                violations += flatness.complaints()
         verdict = oracle.judge(self.ledgers, self.plan.durability)
         if stats:  # a storm that broke off has not drained: only then is "missing" not a loss
             violations += verdict.violations
@@ -289,9 +336,63 @@ class Storm:
         counts.update(verdict.counts)
         for name in ("claim_gaps", "torn_items"):
             counts[f"stats: {name}"] = stats.get(name, "?")
+        if self.plan.steady:
+            counts["flat"] = "; ".join(map(str, self.flatness.values()))
         counts["longest stall, s"] = round(self.stall_max, 2)
         counts["seconds"] = round(time.monotonic() - begun, 1)
         return violations, counts
+
+
+def one(plan: Plan, arguments: argparse.Namespace) -> int:
+    """A storm of one policy in this process."""
+    directory = Path(tempfile.mkdtemp(prefix="mpqueue-storm-", dir=arguments.dir))
+    violations, counts = Storm(plan, directory).run()
+    print(f"storm: seed {plan.seed}, {plan.durability}, ring of {plan.ring}")
+    print("  " + ", ".join(f"{name} {value}" for name, value in counts.items()))
+    for text in violations[:20]:
+        print(f"  VIOLATION: {text}")
+    if violations:
+        amount = f"--seconds {plan.seconds}" if plan.seconds else f"--kills {plan.kills}"
+        print(f"  {len(violations)} violation(s); files kept in {directory}")
+        print(f"  replay: stress/run.sh {amount} --seed {plan.seed} --durability {plan.durability}")
+    elif not arguments.keep:
+        shutil.rmtree(directory)
+    return 1 if violations else 0
+
+
+def several(total: int, seed: int, arguments: argparse.Namespace) -> int:
+    """A storm of every policy, each in a process of its own, a few at a time."""
+    share = (
+        ("--seconds", str(arguments.seconds / len(POLICIES) * JOBS))
+        if arguments.seconds
+        else ("--kills", str(-(-total // len(POLICIES))))
+    )
+    shared = [*share, "--seed", str(seed), "--watchdog", str(arguments.watchdog)]
+    shared += ["--dir", str(arguments.dir)] if arguments.dir else []
+    shared += ["--keep"] if arguments.keep else []
+
+    def run(policy: str) -> tuple[bool, str]:
+        command = [sys.executable, "-P", __file__, *shared, "--durability", policy]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        print(done.stdout + done.stderr, end="", flush=True)
+        return done.returncode != 0, done.stdout
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        outcomes = list(pool.map(run, POLICIES))
+    failed = any(bad for bad, _ in outcomes)
+    text = "".join(text for _, text in outcomes)
+    kills = sum(map(int, re.findall(r"^  kills (\d+)", text, re.MULTILINE)))
+    takeovers = sum(map(int, re.findall(r"lock takeovers (\d+)", text)))
+    if kills < total:
+        print(f"  VIOLATION: {kills} kills, not {total}")
+        failed = True
+    if kills >= BITING_KILLS and not failed and not takeovers:
+        print("  VIOLATION: nobody was killed inside the header lock: this storm proved too little")
+        failed = True
+    outcome = "FAILED" if failed else "0 violations"
+    print(f"storm: {kills} kills, {takeovers} lock takeovers, {outcome} (seed {seed})")
+    return 1 if failed else 0
 
 
 def main() -> int:
@@ -306,32 +407,11 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the files of a good storm too")
     arguments = parser.parse_args()
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().getrandbits(32)
-    policies = [arguments.durability] if arguments.durability else list(POLICIES)
     total = arguments.kills or (0 if arguments.seconds else 500)
-    failed = False
-    takeovers = 0
-    for policy in policies:
-        kills, seconds = -(-total // len(policies)), arguments.seconds / len(policies)
-        directory = Path(tempfile.mkdtemp(prefix="mpqueue-storm-", dir=arguments.dir))
-        plan = Plan(kills, seconds, seed, policy, arguments.watchdog)
-        print(f"storm: seed {seed}, {policy}", flush=True)
-        violations, counts = Storm(plan, directory).run()
-        takeovers += counts["lock takeovers"]
-        print("  " + ", ".join(f"{name} {value}" for name, value in counts.items()), flush=True)
-        for text in violations[:20]:
-            print(f"  VIOLATION: {text}")
-        if violations:
-            failed = True
-            amount = f"--seconds {seconds}" if seconds else f"--kills {kills}"
-            print(f"  {len(violations)} violation(s); files kept in {directory}")
-            print(f"  replay: stress/run.sh {amount} --seed {seed} --durability {policy}")
-        elif not arguments.keep:
-            shutil.rmtree(directory)
-    if total >= BITING_KILLS and len(policies) > 1 and not failed and not takeovers:
-        failed = True
-        print("  VIOLATION: nobody was killed inside the header lock: this storm proved too little")
-    print("storm: " + ("FAILED" if failed else f"0 violations (seed {seed})"))
-    return 1 if failed else 0
+    if arguments.durability is None:
+        return several(total, seed, arguments)
+    watchdog = arguments.watchdog
+    return one(Plan(total, arguments.seconds, seed, arguments.durability, watchdog), arguments)
 
 
 if __name__ == "__main__":
