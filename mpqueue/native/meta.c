@@ -9,10 +9,22 @@
 
 #include "internal.h"
 
+/* Values that were never written here, under a hash that somebody made fit, count as damage.
+ * Another version is for its own program to judge. */
+static bool is_plausible(const struct mpq_meta_slot *slot)
+{
+    struct mpq_error why;
+    return slot->version != MPQ_FORMAT_VERSION ||
+           (slot->epoch <= MPQ_INCARNATION_MAX / 2 && slot->seq_mark <= INT64_MAX &&
+            slot->generation_mark <= MPQ_POSITION_GEN(UINT64_MAX) / 2 &&
+            mpq_options_check(&slot->options, &why) == MPQ_OK);
+}
+
 static bool slot_holds(const struct mpq_meta_slot *slot)
 {
     return slot->magic == MPQ_META_MAGIC && slot->slot_bytes == MPQ_PAGE &&
-           slot->hash == mpq_xxh64(slot, offsetof(struct mpq_meta_slot, hash), 0);
+           slot->hash == mpq_xxh64(slot, offsetof(struct mpq_meta_slot, hash), 0) &&
+           is_plausible(slot);
 }
 
 mpq_status mpq_meta_read(struct mpq_queue *queue, struct mpq_meta_slot *meta,
