@@ -379,7 +379,7 @@ def several(total: int, seed: int, arguments: argparse.Namespace) -> int:
         return done.returncode != 0, done.stdout
 
     with ThreadPoolExecutor(JOBS) as pool:
-        outcomes = list(pool.map(run, POLICIES))
+        outcomes = list(pool.map(run, sorted(POLICIES, key=lambda name: name != STEADY)))
     failed = any(bad for bad, _ in outcomes)
     text = "".join(text for _, text in outcomes)
     kills = sum(map(int, re.findall(r"^  kills (\d+)", text, re.MULTILINE)))

@@ -259,6 +259,16 @@ static void preparing_name(struct mpq_queue *queue, char name[MPQ_NAME_MAX])
              atomic_fetch_add(&serial, 1));
 }
 
+/* What a dead preparer left: only its process could go on with it. */
+static int sweep_dead(void *argument, const char *name)
+{
+    struct mpq_queue *queue = argument;
+    unsigned long long incarnation;
+    if (sscanf(name, "preparing-%llu-", &incarnation) == 1 && mpq_dead(queue, incarnation))
+        (void)queue->io->unlink(queue->io, queue->dirfd, name);
+    return 0;
+}
+
 /* Takes a kept file for reuse: renamed to `name`, which only this process uses. */
 static int take_kept(struct mpq_queue *queue, uint64_t bytes, const char *name)
 {
@@ -397,6 +407,7 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
         status = raise_mark(queue, generation, call, error);
     if (status != MPQ_OK)
         return status;
+    (void)io->list(io, queue->dirfd, sweep_dead, queue); /* while others keep the queue open */
     int fd = take_kept(queue, bytes, name);
     bool reused = fd >= 0;
     if (!reused)
