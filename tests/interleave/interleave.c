@@ -27,7 +27,8 @@
 #include "tracer.h"
 
 #define WORKERS 2
-#define PATIENCE 12 /* sleeps of B beside an A that stands still */
+#define PATIENCE 12 /* sleeps of B beside an A that stands still ... */
+#define LONG_PATIENCE 400 /* ... where B loses patience with A before it is through */
 #define SPANS 256
 
 static uint64_t seed_given, random_state;
@@ -84,6 +85,13 @@ static void nearly_full(void)
     }
 }
 
+/* The next page-sized put is the one that prepares the next segment. */
+static void half_full(void)
+{
+    for (int i = 0; i < 4; i++)
+        referee_put(&referee, 1, 3900);
+}
+
 static void three_segments(void)
 {
     for (int i = 0; i < 36; i++)
@@ -104,7 +112,7 @@ static void nothing(void)
 {
 }
 
-enum { ALONE = 1, NEW_BOOT = 2, FIRST_CLAIMED = 4 };
+enum { ALONE = 1, NEW_BOOT = 2, FIRST_CLAIMED = 4, PATIENT = 8 };
 
 static void prepare(void (*before)(void), uint32_t durability, unsigned flags)
 {
@@ -137,6 +145,7 @@ static const struct pair {
     {"reclaim-put", 2, 0, three_segments, "ocrrrrrr|ak", "o|pl"},
     {"roll-put", 2, 0, nearly_full, "o|l", "o|p"},
     {"roll-roll", 0, 0, nearly_full, "o|l", "o|l"},
+    {"late-preparer", 0, PATIENT, half_full, "o|l", "oc|llllllllllllllllllllllllrrrrrrrrrrak"},
     {"open-put", 2, 0, few, "|op", "o|p"},
     {"create-create", 2, 0, nothing, "|op", "|op"},
     {"open-open", 2, ALONE, few, "|op", "|op"},
@@ -179,7 +188,8 @@ static void pair_at(const struct pair *pair, uint32_t calls, uint32_t steps)
     random_state = seed_given + calls * 7919 + steps;
     start_pair(pair);
     lead_to(0, calls, steps);
-    for (int i = 0; i < PATIENCE && referee.led[1].pid != 0; i++)
+    const int patience = (pair->flags & PATIENT) != 0 ? LONG_PATIENCE : PATIENCE;
+    for (int i = 0; i < patience && referee.led[1].pid != 0; i++)
         (void)referee_run(&referee, 1);
     if (referee.led[0].pid != 0 && dice() % 4 == 0) {
         referee_kill(&referee, 0);
