@@ -36,6 +36,9 @@ class Consumer(_native.Consumer):
     policy sync; never promised under none).
 
     After a crash of the consumer every item that was not acked is handed out again.
+
+    Closing gives back what is in hand. So a `with item:` block that closes its own consumer raises
+    Closed at its end: that item was not acked and comes again. Ack it first.
     """
 
     queue: Queue

@@ -19,7 +19,7 @@
       FormatError                        newer or unreadable format; nothing was touched
       OptionsMismatch (ValueError)       the queue was made with another value
       KeyMismatch                        the queue is encrypted with another key
-      UnsupportedFilesystem (OSError)    no coherent shared mappings there
+      UnsupportedFilesystem (OSError)    no coherent shared mappings there; .fstype
       LockTimeout (TimeoutError)         the wait ended at the header lock; .pid holds it
       QueueInUse (BlockingIOError)       destroy or repair needs the queue alone; .pid has it
       CodecError (ValueError)            .item could not be decoded; it is still reserved
@@ -27,7 +27,9 @@
 
 Errors of the operating system that belong to none of these (EACCES, EMFILE, EIO at open) are plain
 `OSError`. All of them pickle with their attributes, so they cross process pools. An exception of
-`put_many(atomic=False)` has `accepted`: how many items went in before it.
+`put_many(atomic=False)` has `accepted`: how many items went in before it. What a signal handler
+raises out of a put (KeyboardInterrupt) gets that attribute when it is above 0: those items are in
+the queue, only the wait for the disk was interrupted.
 """
 
 from __future__ import annotations
@@ -172,6 +174,9 @@ class KeyMismatch(MpqueueError):
 class UnsupportedFilesystem(_SystemError):
     """The filesystem has no coherent shared mappings. MPQUEUE_ALLOW_FILESYSTEM=type overrides."""
 
+    fstype: str = ""
+    """Its type, as MPQUEUE_ALLOW_FILESYSTEM takes it; "" when only a property of it is missing."""
+
 
 class LockTimeout(_SystemError, TimeoutError):
     """The call's time ended while it waited for the header lock; nothing changed.
@@ -238,6 +243,8 @@ def _from_native(
         error = kind(message)
     if isinstance(error, Full):
         error.reason = reason
+    elif isinstance(error, UnsupportedFilesystem):
+        error.fstype = reason
     elif isinstance(error, Corrupt):
         error.segment = generation
         error.offset = offset

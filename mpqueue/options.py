@@ -49,15 +49,16 @@ class Options(Record):
     capacity: int | None
     """At most so many unacked items; None = no bound of its own."""
     max_bytes: int | None
-    """At most so many bytes of unacked frames; None = no bound of its own."""
+    """At most so many bytes of unacked frames, at least 64; None = no bound of its own."""
     max_item: int
-    """Largest payload, bytes. Default 64 MiB."""
+    """Largest payload, bytes; headers do not count (at most 65,528 bytes). Default 64 MiB."""
     durability: Durability
     """When a put returns: "sync", "group" (default), "interval" or "none"."""
     interval_items: int
     """Policy interval: at most so many items exposed to a power cut. Default 1,000."""
     interval: float
-    """Policy interval: flush at least so often while calls are made, seconds. Default 0.1."""
+    """Policy interval: flush at least so often while calls are made, seconds, above 0; sync flushes
+    at every put. Default 0.1."""
     ack_window: int
     """How far acks may run ahead of the oldest unacked item; fixed at creation. Default 32,768."""
     ack_linger: float
@@ -78,17 +79,28 @@ class Options(Record):
     """Permission bits of the files; the directory has the matching x bits. Default 0o600."""
 
 
-def _nanoseconds(name: str, seconds: float) -> int:
-    value = float(seconds)
-    if not 0.0 <= value <= _SECONDS_MAX:
-        raise ValueError(f"option {name} is {seconds!r}: it takes seconds, 0 or more")
-    return round(value * 1e9)
+def _nanoseconds(name: str, seconds: float, above: bool = False) -> int:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ValueError(f"option {name} is {seconds!r}: it takes a number of seconds")
+    if not 0 <= seconds <= _SECONDS_MAX or (above and seconds < 1e-9):
+        least = "above 0" if above else "from 0"
+        raise ValueError(f"option {name} is {seconds!r}: it takes seconds {least} to 1e9")
+    return round(seconds * 1e9)
+
+
+def _number(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"option {name} is {value!r}: it takes a whole number")
+    if not least <= value < 1 << 64:
+        raise ValueError(f"option {name} is {value!r}: it takes a whole number from {least} up")
+    return value
 
 
 def to_native(options: Mapping[str, Any]) -> dict[str, object]:
     """The stored form of some options. ValueError and TypeError name the option."""
     stored: dict[str, object] = {}
     for name, value in options.items():
+        optional = name in _OPTIONAL  # 0 is the stored form of "none", so it is no value
         if name == "durability":
             if value not in DURABILITIES:
                 raise ValueError(
@@ -96,17 +108,19 @@ def to_native(options: Mapping[str, Any]) -> dict[str, object]:
                 )
             stored[name] = DURABILITIES.index(value)
         elif name == "backoff":
+            if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+                raise ValueError(f"option backoff is {value!r}: it takes a tuple of seconds")
             stored["backoff_ns"] = tuple(_nanoseconds(name, step) for step in value)
         elif name == "mode":
-            stored["file_mode"] = int(value) & 0o666
-        elif value is None and name in _OPTIONAL:
+            if _number(name, value, 0) > 0o777:
+                raise ValueError(f"option mode is {value!r}: it takes permission bits like 0o660")
+            stored["file_mode"] = value & 0o666
+        elif value is None and optional:
             stored[f"{name}_ns" if name in _SECONDS else name] = 0
         elif name in _SECONDS:
-            stored[f"{name}_ns"] = _nanoseconds(name, value)
+            stored[f"{name}_ns"] = _nanoseconds(name, value, optional or name == "interval")
         elif name in _NUMBERS:
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"option {name} is {value!r}: it takes a whole number >= 0")
-            stored[name] = value
+            stored[name] = _number(name, value, 1 if optional else 0)
         else:
             raise TypeError(f"no option is called {name!r}")
     return stored

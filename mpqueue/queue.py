@@ -40,7 +40,15 @@ _JOIN_SLICE = 0.05
 
 
 def _absolute(path: Path) -> bytes:
-    return os.path.abspath(os.fsencode(path))
+    name = os.fsencode(path)
+    if not name:
+        raise ValueError("an empty path is no directory of a queue: '.' is the current one")
+    return os.path.abspath(name)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ValueError("a timeout is a number of seconds >= 0, or None to wait for ever")
 
 
 class Queue(_native.Queue):
@@ -116,6 +124,8 @@ class Queue(_native.Queue):
             "dead_retain": dead_retain,
             "mode": mode,
         }
+        if on_loss is not None and not callable(on_loss):
+            raise TypeError("on_loss is None or a callable that takes a Corrupt")
         self._given = {name: value for name, value in given.items() if value is not None}
         self._create = create
         self._on_loss = on_loss
@@ -153,7 +163,9 @@ class Queue(_native.Queue):
         """
         import weakref
 
-        consumer = Consumer(self, wait=wait, views=views, on_loss=on_loss or self._on_loss)
+        if on_loss is None:
+            on_loss = self._on_loss
+        consumer = Consumer(self, wait=wait, views=views, on_loss=on_loss)
         self._consumer = weakref.ref(consumer)
         self._consumer_pid = os.getpid()
         return consumer
@@ -209,8 +221,7 @@ class Queue(_native.Queue):
 
         Raises Closed, QueueRemoved.
         """
-        if timeout is not None and not timeout >= 0:
-            raise ValueError("a timeout is a number of seconds >= 0, or None to wait for ever")
+        _check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.001
         while len(self):
@@ -269,6 +280,7 @@ class Queue(_native.Queue):
 
         Nothing is put when the body raises. timeout: as for put_many(), on commit.
         """
+        _check_timeout(timeout)
         return Batch(self, timeout)
 
     # ---- looking

@@ -111,7 +111,9 @@ class Stats(Record):
     disk_bytes: int
     """Gauge: bytes of all segment files."""
     capacity_bytes: int
-    """Gauge: bytes that max_segments allows."""
+    """Gauge: bytes of frames that there is room for: max_bytes, or what max_segments segments of
+    segment_size hold. Not the option capacity, which counts items; and an item larger than a
+    segment has one of its own size beyond this."""
     segments_made: int
     """Counter: segment files created."""
     segments_reused: int

@@ -80,8 +80,11 @@ int timeout_parse(PyObject *object, uint64_t *timeout_ns)
     if (!object || object == Py_None)
         return 0;
     double seconds = PyFloat_AsDouble(object);
-    if (seconds == -1.0 && PyErr_Occurred())
-        return -1;
+    if (seconds == -1.0 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return -1;
+        PyErr_Clear(); /* an int beyond all floats */
+    }
     if (!(seconds >= 0.0)) {
         PyErr_SetString(PyExc_ValueError,
                         "a timeout is a number of seconds >= 0, or None to wait for ever");
@@ -90,6 +93,19 @@ int timeout_parse(PyObject *object, uint64_t *timeout_ns)
     if (seconds < 1e9) /* 30 years; more is for ever */
         *timeout_ns = (uint64_t)(seconds * 1e9);
     return 0;
+}
+
+int number_parse(PyObject *object, const char *name, uint64_t *number)
+{
+    *number = PyLong_AsUnsignedLongLong(object);
+    if (*number != UINT64_MAX || !PyErr_Occurred())
+        return 0;
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "%s is %R: it takes a whole number from 0 to 2**64 - 1",
+                     name, object);
+    }
+    return -1;
 }
 
 int flag_parse(PyObject *object, bool *flag)
@@ -152,12 +168,17 @@ PyObject *error_make(struct state *state, mpq_status status, const struct mpq_er
         name = exception_names[status];
     if (!name)
         name = "InternalError";
+    const char *reason = "";
+    if (status == MPQ_FULL)
+        reason = mpq_full_reason_name(error->reason);
+    else if (status == MPQ_FILESYSTEM && error->fstype)
+        reason = error->fstype;
     PyObject *message = PyUnicode_DecodeFSDefault(error->message);
     if (!message)
         return NULL;
     return PyObject_CallFunction(state->make_error, "sNisLKKKKK", name, message, error->os_errno,
-                                 status == MPQ_FULL ? mpq_full_reason_name(error->reason) : "",
-                                 (long long)error->pid, (unsigned long long)error->generation,
+                                 reason, (long long)error->pid,
+                                 (unsigned long long)error->generation,
                                  (unsigned long long)error->offset,
                                  (unsigned long long)error->lost_items,
                                  (unsigned long long)error->lost_bytes,

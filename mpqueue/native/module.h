@@ -106,6 +106,8 @@ int arguments_parse(struct state *state, enum signature_index index, PyObject *c
                     Py_ssize_t nargs, PyObject *kwnames, PyObject **out);
 /* None or absent = FOREVER, else nanoseconds; ValueError when negative or not a number. */
 int timeout_parse(PyObject *object, uint64_t *timeout_ns);
+/* A whole number from 0 to 2**64 - 1; ValueError names it. */
+int number_parse(PyObject *object, const char *name, uint64_t *number);
 int flag_parse(PyObject *object, bool *flag);
 uint64_t deadline_after(uint64_t timeout_ns);
 /* A new exception for a status, or NULL with another one set. */

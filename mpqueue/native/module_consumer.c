@@ -364,14 +364,12 @@ static PyObject *consumer_reserve_many(PyObject *object, PyObject *const *args, 
     if (arguments_parse(self->state, SIGNATURE_RESERVE_MANY, args, nargs, kwnames, given) < 0 ||
         (given[2] && timeout_parse(given[2], &linger) < 0) || timeout_parse(given[3], &timeout) < 0)
         return NULL;
-    Py_ssize_t wanted = PyNumber_AsSsize_t(given[0], PyExc_OverflowError);
+    Py_ssize_t wanted = PyNumber_AsSsize_t(given[0], NULL); /* more than there can be: all */
     if (wanted == -1 && PyErr_Occurred())
         return NULL;
-    if (given[1] && given[1] != Py_None) {
-        harvest.bytes_max = PyLong_AsUnsignedLongLong(given[1]);
-        if (harvest.bytes_max == UINT64_MAX && PyErr_Occurred())
-            return NULL;
-    }
+    if (given[1] && given[1] != Py_None &&
+        number_parse(given[1], "max_bytes", &harvest.bytes_max) < 0)
+        return NULL;
     if (wanted < 1 || (given[1] && given[1] != Py_None && !harvest.bytes_max)) {
         PyErr_SetString(PyExc_ValueError, "reserve_many() wants n >= 1 and max_bytes >= 1");
         return NULL;
@@ -496,8 +494,8 @@ static PyObject *consumer_ack_many(PyObject *object, PyObject *const *args, Py_s
 static PyObject *consumer_ack_up_to(PyObject *object, PyObject *number)
 {
     struct consumer_object *self = (struct consumer_object *)object;
-    uint64_t seq = PyLong_AsUnsignedLongLong(number), acked = 0;
-    if (seq == UINT64_MAX && PyErr_Occurred())
+    uint64_t seq, acked = 0;
+    if (number_parse(number, "seq", &seq) < 0)
         return NULL;
     struct role *role = role_of(self);
     if (!role)
@@ -584,6 +582,10 @@ static int consumer_set_on_loss(PyObject *object, PyObject *value, void *closure
 {
     (void)closure;
     struct consumer_object *self = (struct consumer_object *)object;
+    if (value && value != Py_None && !PyCallable_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "on_loss is None or a callable that takes a Corrupt");
+        return -1;
+    }
     PyObject *old = self->on_loss;
     self->on_loss = value && value != Py_None ? Py_NewRef(value) : NULL;
     Py_XDECREF(old);
@@ -660,8 +662,8 @@ static int consumer_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->items = (PyTypeObject *)Py_NewRef((PyObject *)type);
     Py_CLEAR(self->queue);
     self->queue = Py_NewRef(queue);
-    (void)consumer_set_on_loss(object, on_loss, NULL);
-    if (consumer_adopt(self, (struct queue_object *)queue, timeout) < 0)
+    if (consumer_set_on_loss(object, on_loss, NULL) < 0 ||
+        consumer_adopt(self, (struct queue_object *)queue, timeout) < 0)
         return -1;
     events_report((struct queue_object *)queue);
     return 0;

@@ -330,7 +330,7 @@ static PyMemberDef item_members[] = {
      "The payload: bytes, or a read-only memoryview from a consumer with views=True."},
     {"seq", T_ULONGLONG, offsetof(struct item_object, seq), READONLY, "Its number in the queue."},
     {"attempts", T_UINT, offsetof(struct item_object, attempts), READONLY,
-     "How often it was handed out, this time included."},
+     "How often it was handed out, this time included; of a peeked item: so far."},
     {NULL, 0, 0, 0, NULL},
 };
 

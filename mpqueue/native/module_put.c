@@ -56,6 +56,20 @@ static mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct 
     return status;
 }
 
+/* Raises what is set, which did not come from the core, and says by it what went in before. */
+static PyObject *accepted_raise(uint64_t accepted)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *count = PyLong_FromUnsignedLongLong(accepted);
+    if (!count || PyObject_SetAttrString(value, "accepted", count) < 0)
+        PyErr_Clear();
+    Py_XDECREF(count);
+    PyErr_Restore(type, value, traceback);
+    return NULL;
+}
+
 /* ---- one item ------------------------------------------------------------------------------- */
 
 static mpq_status one_claim(struct queue_object *self, const struct mpq_item_in *in,
@@ -83,8 +97,11 @@ static PyObject *one_put(struct queue_object *self, const struct mpq_item_in *in
     uint64_t seq, ticket;
     struct mpq_error error;
     mpq_status status = one_claim(self, in, timeout, &seq, &ticket, &error);
-    if (status == MPQ_FLUSH)
+    if (status == MPQ_FLUSH) {
         status = flush_wait(self, ticket, &error);
+        if (UNLIKELY(status == MPQ_INTERRUPTED))
+            return accepted_raise(1);
+    }
     if (LIKELY(status == MPQ_OK))
         return PyLong_FromUnsignedLongLong(seq);
     if (status == MPQ_FULL && drop) {
@@ -277,8 +294,11 @@ static PyObject *bundle_put_whole(struct queue_object *self, struct bundle *bund
     bool with_gil = bundle->count <= BATCH_WITH_GIL && bundle->bytes <= GIL_BYTES;
     mpq_status status = batch_claim(self, bundle->in, bundle->count, with_gil,
                                     deadline_after(timeout), &first, &ticket, &error);
-    if (status == MPQ_FLUSH)
+    if (status == MPQ_FLUSH) {
         status = flush_wait(self, ticket, &error);
+        if (status == MPQ_INTERRUPTED)
+            return accepted_raise(bundle->count);
+    }
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);
     return range_new(first, bundle->count);
@@ -298,8 +318,8 @@ static PyObject *bundle_put_split(struct queue_object *self, struct bundle *bund
         uint64_t first;
         const struct mpq_item_in *in = bundle->in + done;
         if (!handle_open(self)) { /* another thread closed it meanwhile */
-            Py_CLEAR(ranges);
-            break;
+            Py_DECREF(ranges);
+            return done != 0 ? accepted_raise(done) : NULL;
         }
         uint32_t fit = mpq_batch_fit(self->handle->queue, in, bundle->count - done);
         if (fit == 0)
@@ -326,6 +346,8 @@ static PyObject *bundle_put_split(struct queue_object *self, struct bundle *bund
     if (status == MPQ_OK)
         return ranges;
     Py_XDECREF(ranges);
+    if (status == MPQ_INTERRUPTED && done != 0)
+        return accepted_raise(done);
     error.accepted = done;
     return error_raise(self->state, status, &error);
 }

@@ -70,6 +70,7 @@ struct mpq_error {
     int64_t pid; /* -1 = unknown */
     uint64_t generation, offset, lost_items, lost_bytes;
     uint64_t accepted; /* items of a non-atomic put_many that went in before the error */
+    const char *fstype; /* MPQ_FILESYSTEM: its name, static */
     char message[512]; /* what happened, to which path, what to do next */
 };
 

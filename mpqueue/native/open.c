@@ -76,13 +76,16 @@ static mpq_status check_filesystem(struct mpq_queue *queue, const char *allowed,
         return mpq_fail_errno(error, "%s: cannot tell its filesystem", queue->path);
     const uint32_t magic = (uint32_t)now.f_type;
     for (size_t i = 0; i < sizeof refused_types / sizeof *refused_types; i++)
-        if (refused_types[i].magic == magic && !named_in(allowed, refused_types[i].name))
-            return mpq_fail(
-                error, MPQ_FILESYSTEM,
-                "%s: on %s, where mappings shared between processes are not dependable; use "
-                "a local directory (ext4, XFS, btrfs, tmpfs). MPQUEUE_ALLOW_FILESYSTEM=%s "
-                "overrides, at your own risk",
-                queue->path, refused_types[i].name, refused_types[i].name);
+        if (refused_types[i].magic == magic && !named_in(allowed, refused_types[i].name)) {
+            mpq_fail(error, MPQ_FILESYSTEM,
+                     "%s: on %s, where mappings shared between processes are not dependable; use "
+                     "a local directory (ext4, XFS, btrfs, tmpfs). MPQUEUE_ALLOW_FILESYSTEM=%s "
+                     "overrides, at your own risk",
+                     queue->path, refused_types[i].name, refused_types[i].name);
+            if (error != NULL)
+                error->fstype = refused_types[i].name;
+            return MPQ_FILESYSTEM;
+        }
     return MPQ_OK;
 }
 
@@ -145,12 +148,15 @@ static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args
             queue->path);
     struct statfs fs;
     if (io->statfs(io, queue->dirfd, &fs) == 0 && (uint32_t)fs.f_type == BTRFS_MAGIC &&
-        io->no_cow(io, queue->dirfd) != 0)
-        return mpq_fail(
-            error, MPQ_FILESYSTEM,
-            "%s: btrfs without NOCOW copies on write, so a full disk would kill processes; "
-            "make the directory with chattr +C",
-            queue->path);
+        io->no_cow(io, queue->dirfd) != 0) {
+        mpq_fail(error, MPQ_FILESYSTEM,
+                 "%s: btrfs without NOCOW copies on write, so a full disk would kill processes; "
+                 "make the directory with chattr +C",
+                 queue->path);
+        if (error != NULL)
+            error->fstype = "btrfs";
+        return MPQ_FILESYSTEM;
+    }
     status = mpq_meta_create(queue, &args->options, error);
     if (status != MPQ_OK)
         return status;

@@ -651,6 +651,7 @@ static mpq_status peek_inside(struct mpq_consumer *consumer, struct mpq_item *it
     if (status == MPQ_OK) {
         memset(item, 0, sizeof *item);
         show(consumer, &out, item);
+        item->attempts = mpq_attempts_of(consumer->queue, item->seq);
     } else if (status == MPQ_EMPTY) {
         status = empty_or_sealed(consumer, error);
     }

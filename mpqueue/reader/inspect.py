@@ -66,7 +66,10 @@ class Inspection:
 
     def __init__(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
         """Raises NotAQueue, FormatError, OSError."""
-        self.path = Path(os.fsdecode(path)).absolute()
+        name = os.fsdecode(path)
+        if not name:
+            raise ValueError("an empty path is no directory of a queue: '.' is the current one")
+        self.path = Path(name).absolute()
         self.meta: Meta
         self.findings: list[Finding]
         self.meta, self.findings = read_meta(self.path)

@@ -1,5 +1,6 @@
 /* test_queue.c - put, reserve, ack, nack, batches, segment ends and refusals through mpq.h. */
 #include "fixture.h"
+#include "io.h"
 
 static void items_come_in_order_and_leave_by_ack(void)
 {
@@ -202,6 +203,29 @@ static void refusals_change_nothing(void)
     fixture_remove(&fixture);
 }
 
+static int nfs_statfs(mpq_io *io, int fd, struct statfs *out)
+{
+    int rc = mpq_io_system.statfs(io, fd, out);
+    out->f_type = 0x6969;
+    return rc;
+}
+
+static void a_refused_filesystem_is_named(void)
+{
+    struct fixture fixture;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_NONE);
+    const struct mpq_call call = FOREVER;
+    struct mpq_io io = mpq_io_system;
+    io.statfs = nfs_statfs;
+    args.io = &io;
+    struct mpq_queue *queue;
+    struct mpq_error error;
+    CHECK_STATUS(mpq_open(&args, &call, &queue, &error), MPQ_FILESYSTEM, error);
+    CHECK(strcmp(error.fstype, "nfs") == 0);
+    fixture_remove(&fixture);
+}
+
 int main(void)
 {
     RUN(items_come_in_order_and_leave_by_ack);
@@ -210,5 +234,6 @@ int main(void)
     RUN(segments_roll_and_are_used_again);
     RUN(a_batch_has_consecutive_seqs_and_a_bound);
     RUN(refusals_change_nothing);
+    RUN(a_refused_filesystem_is_named);
     return 0;
 }

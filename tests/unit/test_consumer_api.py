@@ -652,6 +652,35 @@ def test_the_byte_bound_holds_for_empty_items_too(q: mpqueue.Queue, c: mpqueue.C
         c.ack_many(items + rest)
 
 
+def test_a_peeked_item_tells_its_hand_outs_so_far(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
+    q.put(b"x")
+    for attempts in range(3):
+        assert c.peek().attempts == attempts
+        item = c.reserve()
+        assert item.attempts == attempts + 1
+        item.nack()
+
+
+def test_closing_the_consumer_inside_its_own_item_is_told(q: mpqueue.Queue) -> None:
+    """The item was given back, so the block must not end as if it had been acked."""
+    q.put_many([b"a", b"b"])
+    c = q.consumer()
+    with pytest.raises(mpqueue.Closed, match="ready again"), c.reserve() as item:
+        c.close()
+    assert not item.settled
+    c = q.consumer()
+    with pytest.raises(KeyError), c.reserve() as item:  # the block's own error matters more
+        assert (item.body, item.attempts) == (b"a", 2)
+        c.close()
+        raise KeyError
+    c = q.consumer()
+    with c.reserve() as item:  # acked before: nothing to tell
+        item.ack()
+        c.close()
+    with q.consumer() as c, c.reserve() as item:
+        assert item.body == b"b"
+
+
 def test_interrupted_linger_gives_its_items_back(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
     def handler(*_: object) -> None:
         if q.stats().reserved_items == 2:

@@ -105,5 +105,8 @@ def test_native_statuses_become_exceptions_with_attributes() -> None:
     assert no_space.errno == errno.ENOSPC
     assert isinstance(make("OSError", errno=errno.EACCES), PermissionError)
     assert isinstance(make("ValueError"), ValueError)
+    nfs = make("UnsupportedFilesystem", reason="nfs")
+    assert isinstance(nfs, mpqueue.UnsupportedFilesystem)
+    assert nfs.fstype == pickle.loads(pickle.dumps(nfs)).fstype == "nfs"
     for name in exceptions.__all__:
         assert type(make(name)).__name__ == name
