@@ -11,35 +11,37 @@ Any process opens the directory and puts; one process at a time consumes:
 
 from __future__ import annotations
 
-from mpqueue.consumer import Consumer, Item
-from mpqueue.exceptions import (
-    Closed,
-    CodecError,
-    ConsumerBusy,
-    Corrupt,
-    Empty,
-    FlushFailed,
-    FormatError,
-    Full,
-    InternalError,
-    KeyMismatch,
-    LockTimeout,
-    MpqueueError,
-    NoSpace,
-    NotAQueue,
-    OptionsMismatch,
-    OutOfRange,
-    Poisoned,
-    QueueInUse,
-    QueueRemoved,
-    Sealed,
-    StaleItem,
-    TooLarge,
-    UnsupportedFilesystem,
-)
-from mpqueue.options import Options
-from mpqueue.queue import Batch, Queue, destroy, inspect, repair
-from mpqueue.stats import Histogram, Member, Repair, Stats
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from mpqueue.consumer import Consumer, Item
+    from mpqueue.exceptions import (
+        Closed,
+        CodecError,
+        ConsumerBusy,
+        Corrupt,
+        Empty,
+        FlushFailed,
+        FormatError,
+        Full,
+        InternalError,
+        KeyMismatch,
+        LockTimeout,
+        MpqueueError,
+        NoSpace,
+        NotAQueue,
+        OptionsMismatch,
+        OutOfRange,
+        Poisoned,
+        QueueInUse,
+        QueueRemoved,
+        Sealed,
+        StaleItem,
+        TooLarge,
+        UnsupportedFilesystem,
+    )
+    from mpqueue.options import Options
+    from mpqueue.queue import Batch, Queue, destroy, inspect, repair
+    from mpqueue.stats import Histogram, Member, Repair, Stats
 
 __all__ = [
     "Batch",
@@ -79,10 +81,26 @@ __all__ = [
     "repair",
 ]
 
+_PARTS = ("consumer", "exceptions", "options", "queue", "stats")
+"""Modules that hold the names above. They are imported at the first use of one."""
 
-def __getattr__(name: str) -> str:
+
+def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("mpqueue")
+    if name in __all__:
+        for part in _PARTS:
+            module = __import__(f"mpqueue.{part}", fromlist=["*"])
+            globals().update(
+                {public: vars(module)[public] for public in module.__all__ if public in __all__}
+            )
+        return globals()[name]
+    if name in _PARTS:
+        return __import__(f"mpqueue.{name}", fromlist=["*"])
     raise AttributeError(f"module 'mpqueue' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PARTS, "__version__"})

@@ -16,10 +16,10 @@ from typing import Protocol, cast
 
 VERBS = {
     "init": "create a queue",
-    "put": "append items from stdin or a file",
-    "get": "take items: write them, flush, then ack",
+    "put": "append items from stdin or a file; makes the queue when it is not there",
+    "get": "take one item, or more: write, flush, then ack",
     "peek": "look at what is next, without the consumer role",
-    "stats": "depth, rates, losses and who is attached",
+    "stats": "depth, counters, losses and who is attached",
     "set": "change options of a queue",
     "seal": "end the input for every process",
     "destroy": "remove a queue from disk",
@@ -48,7 +48,7 @@ def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentPa
         prog="mpqueue",
         description="A durable queue shared by processes: many producers, one consumer.",
         epilog="Exit codes: 0 ok, 1 empty, 2 usage, 3 sealed, 4 consumer attached, 5 damage, "
-        "6 full, 7 refused to open, 74 I/O error, 124 timeout, 130 and 143 signals.",
+        "6 full, 7 refused to open, 74 I/O error, 124 timeout, 130, 141 and 143 signals.",
     )
     parser.add_argument("--version", action=_Version)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -65,39 +65,92 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; argparse's own exits raise SystemExit."""
     from mpqueue.cli import common
 
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser([word for word in words[:1] if word in VERBS])
-    args = parser.parse_args(words)
-    previous = signal.signal(signal.SIGTERM, _terminated)
+    number = 0
     try:
+        with _Signals():
+            return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        number = signal.SIGINT
+    except common.Terminated:
+        number = signal.SIGTERM
+    _drop_output()  # of an interrupted command; a reader that stands still must not hold it up
+    return 128 + number
+
+
+def _run(words: list[str]) -> int:
+    from mpqueue.cli import common
+
+    try:
+        parser = build_parser([word for word in words[:1] if word in VERBS])
+        args = parser.parse_args(words)
         code = int(args.run(args))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader went away: it knows why. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of stdout went away. What was flushed before may or may not have been read.
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except common.Terminated:
-        return 128 + signal.SIGTERM
     except Exception as error:
         code = common.exit_code(error)
         if code < 0:
             raise
-        common.say(str(error))
+        common.say(str(error) or type(error).__name__)
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):
+            _drop_output()
     return code
+
+
+def _drop_output() -> None:
+    """What stdout still holds goes nowhere: Python would fail to write it at exit, with noise."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+class _Signals:
+    """While a verb runs: SIGINT and SIGTERM raise once, the next one does not wait for the end."""
+
+    def __enter__(self) -> None:
+        self._hook = sys.unraisablehook
+        self._previous = {
+            number: signal.getsignal(number)
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        sys.unraisablehook = self._unraisable
+        for number in self._previous:
+            signal.signal(number, self._raise)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = self._hook
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        from mpqueue.cli import common
+
+        for other in self._previous:
+            signal.signal(other, _leave)
+        raise KeyboardInterrupt if number == signal.SIGINT else common.Terminated
+
+    def _unraisable(self, error: sys.UnraisableHookArgs) -> None:
+        """An interrupt that struck in a destructor was printed and forgotten there."""
+        from mpqueue.cli import common
+
+        if issubclass(error.exc_type, KeyboardInterrupt):
+            _leave(signal.SIGINT, None)
+        if issubclass(error.exc_type, common.Terminated):
+            _leave(signal.SIGTERM, None)
+        self._hook(error)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 def _verb(name: str) -> Verb:
     return cast(Verb, importlib.import_module(f"mpqueue.cli.{name}"))
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    from mpqueue.cli import common
-
-    raise common.Terminated
 
 
 class _Version(argparse.Action):

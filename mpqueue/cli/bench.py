@@ -7,13 +7,19 @@ import json
 import multiprocessing
 import os
 import platform
-import signal
 import tempfile
+import threading
 import time
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mpqueue.cli import common
+from mpqueue.cli import children, common
+
+PRODUCERS_MAX = 256
+BATCH_MAX = 1_000_000
+START_TIMEOUT = 60.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,15 +27,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", nargs="?", help="where to make the queue (default: temporary)"
     )
-    parser.add_argument("--producers", type=common.whole, default=2, metavar="N")
-    parser.add_argument("--size", type=common.size, default=256, metavar="B", help="bytes an item")
     parser.add_argument(
-        "--batch", type=common.whole, default=1, metavar="N", help="items a put (default: 1)"
+        "--producers",
+        type=common.number(1, PRODUCERS_MAX),
+        default=2,
+        metavar="N",
+        help=f"processes that put, up to {PRODUCERS_MAX} (default: 2)",
     )
     parser.add_argument(
-        "--durability", type=common.durability, default=("group", None), metavar="D"
+        "--size", type=common.size, default=256, metavar="B", help="bytes an item (default: 256)"
     )
-    parser.add_argument("--seconds", type=common.duration, default=3.0, metavar="S")
+    parser.add_argument(
+        "--batch",
+        type=common.number(1, BATCH_MAX),
+        default=1,
+        metavar="N",
+        help=f"items a put, up to {BATCH_MAX:,} (default: 1)",
+    )
+    parser.add_argument(
+        "--durability",
+        type=common.durability,
+        default=("group", None),
+        metavar="D",
+        help="sync, group, interval[:50ms] or none (default: group)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=common.duration,
+        default=3.0,
+        metavar="S",
+        help="how long to put (default: 3)",
+    )
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
@@ -41,11 +69,14 @@ def run(args: argparse.Namespace) -> int:
         path = args.path or str(Path(name) / "queue")
         if os.path.exists(os.path.join(path, "meta")):
             raise common.UsageError(f"{path} is a queue already: bench wants one of its own")
-        options = common.option_values({"durability": args.durability})
-        mpqueue.Queue(path, **options).close()
+        with common.make_queue(path, {"durability": args.durability}) as queue:
+            most = queue.options.max_item
         try:
+            if args.size > most:
+                raise common.UsageError(f"--size {args.size} is more than max_item, {most} bytes")
             result = _measure(path, Path(name), args)
         finally:
+            children.end_all()
             mpqueue.destroy(path)
     if args.json:
         common.print_json(result)
@@ -57,35 +88,27 @@ def run(args: argparse.Namespace) -> int:
 def _measure(path: str, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     import mpqueue
 
-    context = multiprocessing.get_context("fork")
-    gate = context.Barrier(args.producers + 1)
-    consumer = context.Process(target=_consume, args=(path, work / "consumer"))
+    gate = multiprocessing.get_context("fork").Barrier(args.producers + 1)
+    consumer = children.start(_consume, path, work / "consumer")
     producers = [
-        context.Process(
-            target=_produce,
-            args=(path, work / f"producer-{index}", gate, args.size, args.batch, args.seconds),
+        children.start(
+            _produce, path, work / f"producer-{index}", gate, args.size, args.batch, args.seconds
         )
         for index in range(args.producers)
     ]
     try:
-        for process in (consumer, *producers):
-            process.start()
-        gate.wait(60)
-        started = time.monotonic()
-        for process in producers:
-            process.join()
-        put_seconds = time.monotonic() - started
-        with mpqueue.Queue(path, create=False) as queue:
-            queue.seal()
-        consumer.join()
-        seconds = time.monotonic() - started
-        with mpqueue.Queue(path, create=False) as queue:
-            stats = queue.stats()
-    finally:
-        for process in (consumer, *producers):
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+        gate.wait(START_TIMEOUT)
+    except threading.BrokenBarrierError:
+        raise common.WorkerFailed("a process of the bench did not start") from None
+    started = time.monotonic()
+    _wait_for(producers, [consumer])
+    put_seconds = time.monotonic() - started
+    with mpqueue.Queue(path, create=False) as queue:
+        queue.seal()
+    _wait_for([consumer], [])
+    seconds = time.monotonic() - started
+    with mpqueue.Queue(path, create=False) as queue:
+        stats = queue.stats()
     taken = json.loads((work / "consumer").read_text())["items"]
     puts = [json.loads((work / f"producer-{n}").read_text()) for n in range(args.producers)]
     items = sum(put["items"] for put in puts)
@@ -114,18 +137,25 @@ def _measure(path: str, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _wait_for(processes: list[BaseProcess], others: list[BaseProcess]) -> None:
+    """Until all of `processes` have ended; WorkerFailed when any, also of the others, failed."""
+    while pending := [process for process in processes if process.exitcode is None]:
+        wait([process.sentinel for process in (*pending, *others)])
+        children.check([*processes, *others], "process")
+    children.check([*processes, *others], "process")
+
+
 def _produce(path: str, out: Path, gate: Any, size: int, batch: int, seconds: float) -> None:
     """Puts until the time is over; each put is timed and a sample of the times kept."""
     import mpqueue
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     body = os.urandom(size)
     bodies = [body] * batch
     times = []
     items = 0
     clock = time.perf_counter_ns
     with mpqueue.Queue(path, create=False) as queue:
-        gate.wait(60)
+        gate.wait(START_TIMEOUT)
         end = clock() + int(seconds * 1e9)
         while (now := clock()) < end:
             if batch == 1:
@@ -144,10 +174,10 @@ def _consume(path: str, out: Path) -> None:
     """Takes everything until the queue is sealed and drained."""
     import mpqueue
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
     items = 0
     with mpqueue.Queue(path, create=False) as queue, queue.consumer(wait=30) as consumer:
-        while True:
+        while os.getppid() == parent:
             try:
                 batch = consumer.reserve_many(1000, timeout=1.0)
             except mpqueue.Sealed:

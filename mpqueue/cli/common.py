@@ -25,6 +25,10 @@ REFUSED = 7
 IO_ERROR = 74
 TIMEOUT = 124
 
+DURATION_MAX = 1_000_000_000
+SIZE_MAX = COUNT_MAX = (1 << 63) - 1
+SEQ_MAX = (1 << 64) - 1
+
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SECONDS["d"] = 86400.0
 _BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -63,6 +67,7 @@ def exit_code(error: BaseException) -> int:
         (exceptions.UnsupportedFilesystem, REFUSED),
         (exceptions.MpqueueError, IO_ERROR),
         (OSError, IO_ERROR),
+        (MemoryError, IO_ERROR),
     )
     return next((code for kind, code in table if isinstance(error, kind)), -1)
 
@@ -78,29 +83,41 @@ def say(text: str) -> None:
 
 def duration(text: str) -> float:
     """Seconds from "50ms", "10s", "5m", "1h" or a plain number of seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d|)", text.strip())
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|m|h|d|)", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 50ms, 10s, 5m or 1h")
-    return float(match[1]) * _SECONDS[match[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > DURATION_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {DURATION_MAX} seconds")
+    return seconds
 
 
 def size(text: str) -> int:
     """Bytes from "16M", "64K", "1G" (powers of 1,024) or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    flags = re.IGNORECASE | re.ASCII
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), flags)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 64K, 16M or 1G")
-    return int(float(match[1]) * _BYTES[match[2].upper()])
+    value = float(match[1]) * _BYTES[match[2].upper()]
+    if value > SIZE_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {SIZE_MAX} bytes")
+    return int(value)
 
 
-def whole(text: str) -> int:
-    """A number of things, at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return value
+def number(least: int, most: int) -> Callable[[str], int]:
+    """A converter of whole numbers between two bounds, both included."""
+
+    def convert(text: str) -> int:
+        digits = text.strip()
+        if re.fullmatch(r"-?\d{1,20}", digits, re.ASCII) and least <= int(digits) <= most:
+            return int(digits)
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+
+    return convert
+
+
+whole = number(1, COUNT_MAX)
+seq = number(0, SEQ_MAX)
 
 
 def durability(text: str) -> tuple[str, float | None]:
@@ -114,10 +131,15 @@ def durability(text: str) -> tuple[str, float | None]:
 
 
 def _mode(text: str) -> int:
-    try:
-        return int(text, 8)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no octal mode like 0660") from None
+    if re.fullmatch(r"0?[0-7]{3}", text, re.ASCII) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no octal mode like 0660")
+    return int(text, 8)
+
+
+def _path(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path is no directory of a queue")
+    return text
 
 
 def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -130,7 +152,7 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "segment_size": (size, "bytes of a segment, 64K to 1G"),
     "max_segments": (whole, "how many segments may exist, at least 4"),
-    "keep_segments": (int, "freed segments kept for reuse"),
+    "keep_segments": (number(0, COUNT_MAX), "freed segments kept for reuse"),
     "capacity": (_or_none(whole), "how many items the queue may hold"),
     "max_bytes": (_or_none(size), "how many bytes of frames it may hold"),
     "max_item": (size, "largest item"),
@@ -141,7 +163,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ack_linger": (duration, "time after which acks are durable"),
     "max_members": (whole, "entries of the member table"),
     "retain": (duration, "how long acked segments are kept"),
-    "mode": (_mode, "file mode, octal"),
+    "mode": (_mode, "file mode, octal: 0600, 0660 or 0666"),
 }
 """Options by name: how their text is read, and what they mean."""
 
@@ -183,6 +205,7 @@ def add_path(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="?" if default else None,
         default=default,
+        type=_path,
         help="directory of the queue (default: MPQUEUE_PATH)",
     )
 
@@ -192,6 +215,21 @@ def open_queue(path: str) -> mpqueue.Queue:
     import mpqueue
 
     return mpqueue.Queue(path, create=False)
+
+
+def make_queue(path: str, given: Mapping[str, Any]) -> mpqueue.Queue:
+    """Makes a queue, or opens one that agrees; `given` as `option_values` takes it.
+
+    Raises UsageError for an option that cannot be, and everything that opening raises.
+    """
+    import mpqueue
+
+    try:
+        return mpqueue.Queue(path, **option_values(given))
+    except mpqueue.MpqueueError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from None
 
 
 # ---- output -------------------------------------------------------------------------------------

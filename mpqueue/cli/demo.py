@@ -7,7 +7,6 @@ are killed in the middle and replaced. At the end each line is accounted for by 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from mpqueue.cli import common, demo_work
+from mpqueue.cli import children, common, demo_work
 from mpqueue.cli.demo_work import Job, Ledger
 
 PRODUCERS = 4
@@ -33,7 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "files", metavar="FILE", nargs="*", help="files of lines (default: Python's own library)"
     )
     parser.add_argument(
-        "--durability", type=common.durability, default=("group", None), metavar="D"
+        "--durability",
+        type=common.durability,
+        default=("group", None),
+        metavar="D",
+        help="sync, group, interval[:50ms] or none (default: group)",
     )
     parser.add_argument(
         "--batch", type=common.whole, default=100, metavar="N", help="lines a put (default: 100)"
@@ -55,15 +58,18 @@ def run(args: argparse.Namespace) -> int:
         path = args.path or str(work / "queue")
         if os.path.exists(os.path.join(path, "meta")):
             raise common.UsageError(f"{path} is a queue already: the demo wants one of its own")
-        mpqueue.Queue(path, **common.option_values({"durability": args.durability})).close()
+        common.make_queue(path, {"durability": args.durability}).close()
         shares = [files[index::PRODUCERS] for index in range(PRODUCERS)]
-        oracle = [demo_work.digests_of(share) for share in shares]
-        digests = [table for table, _ in oracle]
-        job = Job(path, work, shares, [len(table) for table in digests], args.batch)
-        result = Demo(job, digests, sum(size for _, size in oracle)).run()
-        result["durability"] = args.durability[0]
-        if args.path is None:
-            mpqueue.destroy(path)
+        try:
+            oracle = [demo_work.digests_of(share) for share in shares]
+            digests = [table for table, _ in oracle]
+            job = Job(path, work, shares, [len(table) for table in digests], args.batch)
+            result = Demo(job, digests, sum(size for _, size in oracle)).run()
+            result["durability"] = args.durability[0]
+        finally:
+            children.end_all()
+            if args.path is None:
+                mpqueue.destroy(path)
     good = not result["lost"] and not result["altered"]
     if args.json:
         common.print_json(result)
@@ -90,7 +96,6 @@ class Demo:
         self._digests = digests
         self._size = size
         self._total = sum(job.totals)
-        self._context = multiprocessing.get_context("fork")
         self._ledgers = [Ledger(job.work, index) for index in range(PRODUCERS)]
         self._progress = Progress(self._total)
         self._kills = {"producer": 0, "consumer": 0}
@@ -130,16 +135,10 @@ class Demo:
                 self._check(producers, consumer, sealed)
         finally:
             self._progress.end()
-            for process in (*producers, consumer):
-                if process.exitcode is None:
-                    process.kill()
-                    process.join()
         return self._result(time.monotonic() - started)
 
     def _start(self, work: Any, *values: Any) -> BaseProcess:
-        process = self._context.Process(target=work, args=(self._job, *values))
-        process.start()
-        return process
+        return children.start(work, self._job, *values)
 
     def _kill(self, process: BaseProcess, role: str) -> None:
         assert process.pid is not None
@@ -150,12 +149,11 @@ class Demo:
 
     @staticmethod
     def _check(producers: list[BaseProcess], consumer: BaseProcess, sealed: bool) -> None:
-        """A process that failed by itself ends the demo: its own error is on stderr."""
-        for process in producers:
-            if process.exitcode:
-                raise common.WorkerFailed(f"producer {process.pid} failed ({process.exitcode})")
-        if consumer.exitcode or (consumer.exitcode == 0 and not sealed):
-            raise common.WorkerFailed(f"consumer {consumer.pid} failed ({consumer.exitcode})")
+        """A process that failed by itself ends the demo; it has said why."""
+        children.check(producers, "producer")
+        children.check([consumer], "consumer")
+        if consumer.exitcode == 0 and not sealed:
+            raise common.WorkerFailed(f"consumer {consumer.pid} ended before the queue was sealed")
 
     def _pushed(self) -> tuple[int, int]:
         numbers = [ledger.read() for ledger in self._ledgers]

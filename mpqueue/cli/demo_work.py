@@ -9,7 +9,6 @@ to its log before it acks, so an item acked is an item logged.
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import time
 from array import array
@@ -91,7 +90,6 @@ def produce(job: Job, producer: int, stop_at: int) -> None:
     """
     import mpqueue
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ledger = Ledger(job.work, producer)
     pushed, accepted = ledger.read()
     with mpqueue.Queue(job.queue, create=False) as queue:
@@ -119,7 +117,6 @@ def consume(job: Job, digests: list[array[int]], stop_at: int) -> None:
     """
     import mpqueue
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     log = os.open(log_path(job.work), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     written = os.fstat(log).st_size // RECORD.size

@@ -11,7 +11,9 @@ from mpqueue.cli import common, records
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
-    parser.add_argument("--from", dest="start", metavar="SEQ", type=int, help="first seq to write")
+    parser.add_argument(
+        "--from", dest="start", metavar="SEQ", type=common.seq, help="first seq to write"
+    )
     parser.add_argument("--settled", action="store_true", help="also acked items still on disk")
     records.add_format(parser, "jsonl", ("jsonl", "frame"))
 

@@ -1,4 +1,8 @@
-"""`mpqueue get`: reserve, write, flush stdout, then ack; a broken pipe redelivers."""
+"""`mpqueue get`: reserve, write, flush stdout, then ack.
+
+What could not be written comes again. What a pipe took counts as delivered, though its reader may
+die before it reads it: the pipe holds up to 64 KiB. For more than that, ack in the handler itself.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
     parser.add_argument(
-        "-n", dest="count", metavar="N", type=_count, help='at most N items, or "all" (default: 1)'
+        "-n",
+        dest="count",
+        metavar="N",
+        type=_count,
+        help='at most N items, or "all" (default: 1, with --follow all)',
     )
     parser.add_argument("--follow", action="store_true", help="go on until the queue is sealed")
     parser.add_argument(
-        "--timeout", metavar="S", type=common.duration, help="how long to wait for the next item"
+        "--timeout",
+        metavar="S",
+        type=common.duration,
+        help="how long to wait for the next item (default: not at all, with --follow for ever)",
     )
     records.add_format(parser, "lines", ("lines", "null", "jsonl", "frame"))
 

@@ -16,13 +16,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Creates the queue, or agrees with the one that is there."""
-    import mpqueue
-
     given = common.environment_options()
     for name in common.OPTIONS:
         value = getattr(args, name)
         if value is not None:
             given[name] = value
-    with mpqueue.Queue(args.path, **common.option_values(given)) as queue:
+    with common.make_queue(args.path, given) as queue:
         common.say(f"{queue.path}: queue {queue.uuid} is ready")
     return common.OK

@@ -13,8 +13,17 @@ from mpqueue.cli import common, records
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
-    parser.add_argument("-n", dest="count", metavar="N", type=common.whole, default=10)
-    parser.add_argument("--from", dest="start", metavar="SEQ", type=int, help="first seq to show")
+    parser.add_argument(
+        "-n",
+        dest="count",
+        metavar="N",
+        type=common.whole,
+        default=10,
+        help="at most N items (default: 10)",
+    )
+    parser.add_argument(
+        "--from", dest="start", metavar="SEQ", type=common.seq, help="first seq to show"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, whole bodies")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpqueue.cli import common, records
@@ -27,10 +26,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--on-full",
         choices=("block", "fail", "drop"),
         default="block",
-        help="when there is no room",
+        help="when there is no room (default: block)",
     )
     parser.add_argument(
-        "--timeout", metavar="S", type=common.duration, help="how long to wait for room"
+        "--timeout",
+        metavar="S",
+        type=common.duration,
+        help="how long to wait for room (default: for ever)",
     )
     parser.add_argument("--print-seq", action="store_true", help="print the seq of each item")
 
@@ -38,15 +40,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 class _Putter:
     """Puts batches by the chosen policy and counts what happened."""
 
-    def __init__(self, queue: mpqueue.Queue, args: argparse.Namespace) -> None:
+    def __init__(
+        self, queue: mpqueue.Queue, args: argparse.Namespace, headers: dict[str, str]
+    ) -> None:
         self._queue = queue
-        self._headers = dict(_header(text) for text in args.header)
+        self._headers = headers
         self._block = args.on_full == "block" or args.timeout is not None
         self._timeout = args.timeout
         self._drop = args.on_full == "drop"
         self._print = args.print_seq
         self.accepted = 0
         self.dropped = 0
+
+    def put_before(self) -> int:
+        """How many items are in the queue; an interrupt may have come before they were counted."""
+        own = self._queue.incarnation
+        entries = (m.items_enqueued for m in self._queue.members() if m.incarnation == own)
+        return max(self.accepted, next(entries, 0))
 
     def put(self, entries: list[records.Entry]) -> None:
         """Puts all of them; under "drop" those without room are counted instead."""
@@ -63,70 +73,74 @@ class _Putter:
     def _put_plain(self, bodies: list[bytes]) -> None:
         from mpqueue.exceptions import Full
 
-        if len(bodies) > 1 and not self._drop:
-            try:
-                ranges = self._queue.put_many(
-                    bodies, atomic=False, block=self._block, timeout=self._timeout
-                )
-            except Exception as error:
-                self.accepted += getattr(error, "accepted", 0)
-                raise
-            for seqs in ranges:
-                self._done(seqs)
-            return
         rest = bodies
         if len(bodies) > 1:
+            wait = self._block and not self._drop
             try:
-                for seqs in self._queue.put_many(bodies, atomic=False, block=False):
-                    self._done(seqs)
-                return
-            except Full as error:
+                ranges = self._queue.put_many(
+                    bodies, atomic=False, block=wait, timeout=self._timeout
+                )
+            except BaseException as error:
                 accepted = getattr(error, "accepted", 0)
                 self.accepted += accepted
+                if not (self._drop and isinstance(error, Full)):
+                    raise
                 rest = bodies[accepted:]
+            else:
+                for seqs in ranges:
+                    self._done(seqs)
+                return
         for body in rest:
             self._put_one(body, None)
 
     def _put_one(self, body: bytes, headers: dict[str, str] | None) -> None:
-        seq = self._queue.put(
-            body,
-            self._block,
-            self._timeout,
-            on_full="drop" if self._drop else "raise",
-            headers=headers,
-        )
+        problem = records.headers_problem(headers) if headers else ""
+        if problem:
+            raise common.UsageError(problem)
+        try:
+            seq = self._queue.put(
+                body,
+                self._block,
+                self._timeout,
+                on_full="drop" if self._drop else "raise",
+                headers=headers,
+            )
+        except BaseException as error:
+            self.accepted += getattr(error, "accepted", 0)
+            raise
         if seq is None:
             self.dropped += 1
         else:
             self._done((seq,))
 
-    def _done(self, seqs: Iterable[int]) -> None:
-        count = 0
-        for seq in seqs:
-            count += 1
-            if self._print:
-                print(seq)
-        self.accepted += count
+    def _done(self, seqs: Sequence[int]) -> None:
+        """Counts first: they are in the queue, whether or not their numbers can be printed."""
+        self.accepted += len(seqs)
         if self._print:
+            for seq in seqs:
+                print(seq)
             sys.stdout.flush()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Puts until the input ends. The queue is created when it is not there."""
-    import mpqueue
-
+    """Puts until the input ends. The queue is made when it is not there, and that is said."""
     exists = os.path.exists(os.path.join(args.path, "meta"))
-    options = {} if exists else common.option_values(common.environment_options())
-    with mpqueue.Queue(args.path, **options) as queue:
-        putter = _Putter(queue, args)
+    options = {} if exists else common.environment_options()
+    headers = dict(_header(text) for text in args.header)
+    with common.make_queue(args.path, options) as queue:
+        if not exists:
+            common.say(f"{queue.path}: there was no queue, made one")
+        putter = _Putter(queue, args, headers)
+        most = queue.options.max_item
         try:
             if args.file is not None:
-                putter.put([records.Entry(Path(args.file).read_bytes(), None)])
+                with open(args.file, "rb") as file:
+                    putter.put([records.Entry(file.read(most + 1), None)])
             else:
-                for entries in records.read_batches(sys.stdin.fileno(), args.format):
+                for entries in records.read_batches(sys.stdin.fileno(), args.format, most):
                     putter.put(entries)
         except BaseException:
-            common.say(f"{putter.accepted} items were put before this")
+            common.say(f"{putter.put_before()} items were put before this")
             raise
     if putter.dropped:
         common.say(f"{putter.dropped} items were dropped: {args.path} was full")
@@ -137,4 +151,7 @@ def _header(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise common.UsageError(f"--header {text!r} is not KEY=VALUE")
+    problem = records.headers_problem({key: value})
+    if problem:
+        raise common.UsageError(f"--header {key!r}: {problem}")
     return key, value

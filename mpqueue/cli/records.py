@@ -14,6 +14,7 @@ from mpqueue.cli.common import UsageError
 
 CHUNK = 1 << 20
 FRAME_MAX = 1 << 31
+HEADERS_MAX = 65528
 
 
 class Entry(NamedTuple):
@@ -47,53 +48,69 @@ def add_format(parser: argparse.ArgumentParser, default: str, formats: tuple[str
     parser.set_defaults(format=default)
 
 
-def read_batches(descriptor: int, form: str) -> Iterator[list[Entry]]:
+def read_batches(descriptor: int, form: str, most: int = FRAME_MAX) -> Iterator[list[Entry]]:
     """Entries as they arrive: all that one read brought, so that a lone line never waits.
 
+    `most`: bytes of the largest item that can be put; input without end is not kept in memory.
     Raises UsageError for input that is not in the format, OSError.
     """
     if form == "u32":
-        yield from _read_frames(descriptor)
+        yield from _read_frames(descriptor, most)
         return
     separator = b"\0" if form == "null" else b"\n"
     number = 0
-    for parts in _read_split(descriptor, separator):
+    # A byte of a body takes up to 6 bytes of JSON; headers come on top.
+    longest = most if form != "jsonl" else 6 * most + 16 * HEADERS_MAX
+    for parts in _read_split(descriptor, separator, longest):
         if form != "jsonl":
             yield [Entry(part, None) for part in parts]
             continue
         entries = []
         for part in parts:
             number += 1
-            if part.strip():
-                entries.append(_from_json(part, number))
+            try:
+                if part.strip():
+                    entries.append(_from_json(part, number))
+            except UsageError:
+                yield entries  # what was good before it is put all the same
+                raise
         yield entries
 
 
-def _read_split(descriptor: int, separator: bytes) -> Iterator[list[bytes]]:
+def _read_split(descriptor: int, separator: bytes, longest: int) -> Iterator[list[bytes]]:
     pending: list[bytes] = []
+    size = 0
     while chunk := os.read(descriptor, CHUNK):
         first, *parts = chunk.split(separator)
         pending.append(first)
+        size += len(first)
+        if size > longest:
+            raise UsageError(f"the input has {longest} bytes without an end of an item")
         if not parts:
             continue
         complete = [b"".join(pending), *parts[:-1]]
         pending = [parts[-1]]
+        size = len(parts[-1])
         yield complete
     rest = b"".join(pending)
     if rest:
         yield [rest]
 
 
-def _read_frames(descriptor: int) -> Iterator[list[Entry]]:
+def _read_frames(descriptor: int, most: int) -> Iterator[list[Entry]]:
     pending = bytearray()
     while chunk := os.read(descriptor, CHUNK):
         pending += chunk
-        entries = []
+        entries: list[Entry] = []
         offset = 0
         while len(pending) - offset >= 4:
             (length,) = struct.unpack_from("<I", pending, offset)
-            if length > FRAME_MAX:
-                raise UsageError(f"a frame claims {length} bytes: is the input really u32 frames?")
+            if length > most:
+                yield entries
+                raise UsageError(
+                    f"a frame claims {length} bytes, more than max_item ({most}): is the input "
+                    "really u32 frames?"
+                )
             if len(pending) - offset - 4 < length:
                 break
             entries.append(Entry(bytes(pending[offset + 4 : offset + 4 + length]), None))
@@ -108,16 +125,35 @@ def _read_frames(descriptor: int) -> Iterator[list[Entry]]:
 def _from_json(line: bytes, number: int) -> Entry:
     try:
         value = json.loads(line)
-        headers = value.get("headers") or None
-        if headers is not None:
-            headers = {str(key): str(text) for key, text in headers.items()}
+        headers = value.get("headers")
         if "body_base64" in value:
-            return Entry(base64.b64decode(value["body_base64"], validate=True), headers)
-        return Entry(value["body"].encode(), headers)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+            body = base64.b64decode(value["body_base64"], validate=True)
+        else:
+            body = value["body"].encode()
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"line {number} is no object with a string body or body_base64 ({error})"
+            f"line {number} is no object with a string body or body_base64 ({error}); the lines "
+            "before it were put"
         ) from None
+    problem = headers_problem(headers) if headers is not None else ""
+    if problem:
+        raise UsageError(f"line {number}: {problem}; the lines before it were put")
+    return Entry(body, headers or None)
+
+
+def headers_problem(headers: Any) -> str:
+    """Why these cannot be the headers of an item; empty when they can."""
+    if not isinstance(headers, dict):
+        return "headers are no object of strings"
+    size = 4
+    for key, value in headers.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            return f"header {key!r} is no string"
+        try:
+            size += 4 + len(key.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            return f"header {key!r} is no valid text"
+    return f"headers take more than {HEADERS_MAX:,} bytes" if size > HEADERS_MAX else ""
 
 
 def as_json(item: Any) -> dict[str, Any]:

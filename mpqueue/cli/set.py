@@ -17,6 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Applies all of them in one step."""
+    from mpqueue.exceptions import MpqueueError
+
     given: dict[str, Any] = {}
     path, texts = args.path, args.options
     if os.environ.get("MPQUEUE_PATH") and _name(path) in common.OPTIONS and "=" in path:
@@ -34,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     with common.open_queue(path) as queue:
         try:
             queue.set_options(**common.option_values(given))
+        except MpqueueError:
+            raise
         except (TypeError, ValueError) as error:
             raise common.UsageError(str(error)) from None
     return common.OK

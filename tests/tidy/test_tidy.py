@@ -12,13 +12,26 @@ from pathlib import Path
 import pytest
 
 import mpqueue
-from mpqueue.cli import VERBS
+from mpqueue.cli import VERBS, common
+from mpqueue.reader import Counts, Record
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = ("mpqueue", "tests", "stress", "benchmarks", "docs", ".ci")
 SUFFIXES = {".py", ".pyi", ".c", ".h", ".sh", ".md", ".toml", ".txt", ""}
 GENERATED = {"__pycache__", "results"}
 COLUMNS = 100
+EXITS = {
+    "OK",
+    "EMPTY",
+    "USAGE",
+    "SEALED",
+    "BUSY",
+    "DAMAGE",
+    "FULL",
+    "REFUSED",
+    "IO_ERROR",
+    "TIMEOUT",
+}
 LINES = 800
 
 # Spelled in pieces, so that this file does not break its own rule.
@@ -121,3 +134,32 @@ def test_every_verb_is_documented(verb: str) -> None:
 @pytest.mark.parametrize("name", sorted(mpqueue.__all__))
 def test_every_public_name_is_documented(name: str) -> None:
     assert re.search(rf"\b{re.escape(name)}\b", _documents())
+
+
+RECORDS = [mpqueue.Options, mpqueue.Stats, mpqueue.Histogram, mpqueue.Member, mpqueue.Repair]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_every_field_is_documented_in_a_row_of_its_own(record: type) -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/python.md").read_text(), re.MULTILINE))
+    assert [name for name in record.__annotations__ if name not in rows] == []
+
+
+@pytest.mark.parametrize("record", [Record, Counts], ids=lambda record: record.__name__)
+def test_every_field_of_an_inspection_is_documented(record: type) -> None:
+    page = (ROOT / "docs/python.md").read_text()
+    assert [name for name in record._fields if f"`{name}`" not in page] == []
+
+
+def test_every_attribute_of_an_exception_is_documented() -> None:
+    page = (ROOT / "docs/python.md").read_text()
+    for name in mpqueue.exceptions.__all__:
+        for attribute in vars(getattr(mpqueue, name)).get("__annotations__", {}):
+            assert f"`{attribute}`" in page, f"{name}.{attribute}"
+
+
+def test_every_exit_code_is_documented() -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    codes = {value for name, value in vars(common).items() if name.isupper() and name in EXITS}
+    assert len(codes) == len(EXITS)
+    assert [code for code in codes if not re.search(rf"^\| {code} \|", page, re.MULTILINE)] == []

@@ -148,6 +148,56 @@ def test_broken_json_lines_are_refused_by_number(line: bytes) -> None:
         read(b'{"body": "good"}\n' + line + b"\n", "jsonl")
 
 
+@pytest.mark.parametrize(
+    ("headers", "problem"),
+    [
+        ('{"k": 1}', "'k' is no string"),
+        ('{"k": null}', "'k' is no string"),
+        ('{"k": {"a": "b"}}', "'k' is no string"),
+        ('["k", "v"]', "no object of strings"),
+        ("5", "no object of strings"),
+        ('""', "no object of strings"),
+        ('{"k": "\\ud800"}', "no valid text"),
+        (f'{{"k": "{"v" * 65528}"}}', "more than 65,528 bytes"),
+    ],
+)
+def test_headers_that_are_no_strings_are_refused_by_number(headers: str, problem: str) -> None:
+    """They used to be put as their own text: 1 as "1", null as "None"."""
+    line = b'{"body": "x", "headers": %s}\n' % headers.encode()
+    entries = []
+    reading, writing = os.pipe()
+    os.write(writing, b'{"body": "before", "headers": {}}\n')
+    threading.Thread(target=lambda: (os.write(writing, line), os.close(writing))).start()
+    with pytest.raises(common.UsageError, match=f"line 2: .*{problem}"):
+        for batch in records.read_batches(reading, "jsonl"):
+            entries += batch
+    os.close(reading)
+    assert entries == [records.Entry(b"before", None)]
+
+
+@pytest.mark.parametrize(
+    ("form", "data", "before"),
+    [
+        ("jsonl", b'{"body": "a"}\n{"body": "b"}\nnonsense\n{"body": "c"}\n', [b"a", b"b"]),
+        ("u32", b"\x01\0\0\0a\xff\xff\xff\xffb", [b"a"]),
+        ("u32", b"\x01\0\0\0a\x05\0\0\0b", [b"a"]),
+    ],
+)
+def test_what_is_good_before_the_bad_is_not_lost(
+    form: str, data: bytes, before: list[bytes]
+) -> None:
+    """Also when both came with one read."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    os.close(writing)
+    bodies = []
+    with pytest.raises(common.UsageError):
+        for batch in records.read_batches(reading, form):
+            bodies += [entry.body for entry in batch]
+    os.close(reading)
+    assert bodies == before
+
+
 def test_every_verb_has_help_and_a_module() -> None:
     text = build_parser().format_help()
     for verb, summary in VERBS.items():

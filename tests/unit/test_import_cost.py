@@ -19,6 +19,8 @@ def test_import_loads_nothing_heavy(run_python: RunPython) -> None:
         import sys, queue
         before = set(sys.modules)
         import mpqueue
+        assert set(sys.modules) - before == {"mpqueue", "__future__"}
+        mpqueue.Queue
         print(*sorted(set(sys.modules) - before))
         """
     ).split()
@@ -26,6 +28,19 @@ def test_import_loads_nothing_heavy(run_python: RunPython) -> None:
     assert not HEAVY & set(loaded), loaded
     others = [name for name in loaded if not name.startswith("mpqueue")]
     assert set(others) <= {"__future__", "errno"}, "a new dependency of import mpqueue"
+
+
+def test_every_public_name_comes_on_first_use(run_python: RunPython) -> None:
+    """Whichever comes first, by attribute, by `from`, by `*`; and wrong ones are errors."""
+    for code in (
+        "import mpqueue; [getattr(mpqueue, name) for name in mpqueue.__all__]",
+        "from mpqueue import *; assert Queue.__name__ == 'Queue' and inspect and Full",
+        "import mpqueue; assert set(mpqueue.__all__) <= set(dir(mpqueue))",
+        "import mpqueue; assert mpqueue.exceptions.Full is mpqueue.Full",
+        "import mpqueue; assert mpqueue.queue.Queue is mpqueue.Queue",
+        "import mpqueue; assert not hasattr(mpqueue, 'nonsense')",
+    ):
+        run_python(code)
 
 
 def test_putting_and_taking_load_no_logging_and_no_numpy(
