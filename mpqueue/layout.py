@@ -208,7 +208,8 @@ CURSOR_SLOT = Layout(
     512,
     "magic:Q version:I slot_bytes:I number:Q uuid:16s floor:Q floor_position:Q next_seq:Q "
     "durable_position:Q epoch:Q written_at:Q totals:64s delivered_items:Q redelivered_items:Q "
-    "nacked_items:Q loss_events:Q attempts_count:I window:I reserved:39Q hash:Q",
+    "nacked_items:Q loss_events:Q attempts_count:I window:I claimed_items:Q "
+    "claimed_bytes:Q durable_items:Q recoveries:Q reserved:35Q hash:Q",
 )
 
 RING_ENTRY = Layout("mpq_ring_entry", 32, "state:Q generation:Q bytes:Q freed_at:Q")
@@ -236,7 +237,7 @@ CONTROL = Layout(
     "attempts_offset:Q total_bytes:Q epoch:Q built_at:Q identity_hash:Q pad0:80s "
     "~owner:Q tail_select:Q tail:96s "
     "~poison_errno:I poison_stage:I sealed:I fault:I seq_mark:Q config_number:Q "
-    "oldest_generation:Q epoch_first_seq:Q epoch_previous_seq:Q gateless:I "
+    "oldest_generation:Q epoch_first_seq:Q epoch_previous_seq:Q gateless:I generation_mark:Q "
     "~capacity:Q max_bytes:Q max_item:Q interval_ns:Q ack_linger_ns:Q retain_ns:Q "
     "lease_timeout_ns:Q dead_retain_ns:Q max_segments:I keep_segments:I interval_items:I "
     "durability:I max_attempts:I backoff_count:I backoff_ns:16Q "

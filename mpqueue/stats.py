@@ -143,7 +143,7 @@ class Stats(Record):
     blocked_on_window: bool
     """Gauge: acks ran ahead as far as ack_window allows; the oldest item holds everything."""
     recoveries: int
-    """Counter: opens that had to recover."""
+    """Counter: opens that had to rebuild `control`: after a reboot, damage or a failed flush."""
     recovered_at_most: int
     """Items that the newest recovery may have lost to a power cut, at most."""
     durability: Durability

@@ -259,10 +259,10 @@ static void leave_alone(struct alone *alone)
 
 /* What control knows and the disk does not (acks, the watermark) goes to the cursor first. A queue
  * too damaged for that is repaired from what its disk says. */
-static void persist_acks(const char *path, const struct mpq_call *call)
+static void persist_acks(const char *path, const struct mpq_io *io, const struct mpq_call *call)
 {
     const struct mpq_call now = {0, call->check, call->arg};
-    const struct mpq_open_args args = {.path = path};
+    const struct mpq_open_args args = {.path = path, .io = io};
     struct mpq_queue *queue;
     struct mpq_consumer *consumer;
     if (mpq_open(&args, call, &queue, NULL) != MPQ_OK)
@@ -275,14 +275,15 @@ static void persist_acks(const char *path, const struct mpq_call *call)
     mpq_free(queue);
 }
 
-mpq_status mpq_repair_queue(const char *path, bool dry_run, const struct mpq_call *call,
-                            struct mpq_repair *report, struct mpq_error *error)
+mpq_status mpq_repair_queue(const char *path, const struct mpq_io *io, bool dry_run,
+                            const struct mpq_call *call, struct mpq_repair *report,
+                            struct mpq_error *error)
 {
     struct alone alone = {.queue = NULL};
     memset(report, 0, sizeof *report);
     if (!dry_run)
-        persist_acks(path, call);
-    mpq_status status = take_alone(&alone, path, NULL, call, "repair", error);
+        persist_acks(path, io, call);
+    mpq_status status = take_alone(&alone, path, io, call, "repair", error);
     struct mpq_meta_slot meta;
     char boot_id[40];
     if (status == MPQ_OK)

@@ -22,6 +22,11 @@ static uint64_t extent_of(const struct mpq_item_in *item)
 static mpq_status refused(struct mpq_queue *queue, struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
+    if (MPQ_UNLIKELY(mpq_load(queue->removed) != 0))
+        return mpq_fail(error, MPQ_REMOVED,
+                        "%s: its files were deleted or replaced while it was open; close every "
+                        "process that has it open, then open it again",
+                        queue->path);
     if (mpq_load(control->fault) != 0)
         return mpq_fail(
             error, MPQ_INTERNAL,

@@ -170,6 +170,11 @@ static inline void load_half(const _Atomic uint64_t *half, uint64_t *words, unsi
         words[i] = atomic_load_explicit(&half[i], memory_order_acquire);
 }
 
+bool mpq_record_holds(const uint64_t *words, unsigned count)
+{
+    return words[count - 1] == check_of(words, count - 1);
+}
+
 static bool proved(const _Atomic uint64_t *half, unsigned count)
 {
     uint64_t words[CONSUMER_WORDS];

@@ -153,7 +153,12 @@ static void snapshot(struct mpq_consumer *consumer)
     head->number = consumer->cursor_number + 1;
     head->floor = record->floor;
     head->floor_position = record->floor_position;
-    head->next_seq = mpq_tail_read(control).next_seq;
+    const struct mpq_tail_now tail = mpq_tail_read(control);
+    head->next_seq = tail.next_seq;
+    head->claimed_items = tail.items;
+    head->claimed_bytes = tail.bytes;
+    head->durable_items = mpq_load(control->durable_items);
+    head->recoveries = mpq_load(control->recoveries);
     head->durable_position = mpq_load(control->durable_position);
     head->epoch = control->epoch;
     head->written_at = queue->io->wall_ns(queue->io);

@@ -185,6 +185,32 @@ static mpq_status write_segment(struct mpq_queue *queue, struct mpq_segment *seg
     return MPQ_OK;
 }
 
+/* Bytes of a file without its name are on no disk that an opener will find. Reclaim takes names
+ * away too, of segments that the floor has passed. */
+static mpq_status still_named(struct mpq_queue *queue, const struct mpq_segment *segment,
+                              struct mpq_error *error)
+{
+    char name[MPQ_NAME_MAX];
+    struct stat now;
+    mpq_segment_name(segment->generation, name);
+    const bool there = queue->io->stat(queue->io, queue->dirfd, name, &now) == 0;
+    if (!there && errno != ENOENT)
+        return mpq_fail_errno(error, "%s: cannot look at %s", queue->path, name);
+    if (there && now.st_ino == segment->inode && (uint64_t)now.st_size >= segment->bytes)
+        return MPQ_OK;
+    if (segment->generation < MPQ_POSITION_GEN(mpq_consumer_read(queue->control).floor_position))
+        return MPQ_OK;
+    mpq_status status = mpq_still_there(queue, error);
+    if (status != MPQ_OK)
+        return status;
+    mpq_store(queue->removed, 1);
+    return mpq_fail(error, MPQ_REMOVED,
+                    "%s: %s was deleted, replaced or truncated while the queue was open; close "
+                    "every process that has it open, then open it again: what is missing will be "
+                    "counted",
+                    queue->path, name);
+}
+
 static mpq_status write_out(struct mpq_queue *queue, const struct snapshot *snap,
                             struct mpq_error *error)
 {
@@ -205,7 +231,10 @@ static mpq_status write_out(struct mpq_queue *queue, const struct snapshot *snap
             generation == MPQ_POSITION_GEN(snap->from) ? MPQ_POSITION_OFF(snap->from) : 0;
         mpq_status status = write_segment(queue, segment, from, mpq_min64(to, segment->bytes));
         int failed = errno;
+        const mpq_status named = status == MPQ_OK ? still_named(queue, segment, error) : MPQ_OK;
         mpq_segment_release(segment);
+        if (named != MPQ_OK)
+            return named;
         if (status != MPQ_OK) {
             mpq_poison(queue, failed, MPQ_STAGE_SEGMENT);
             mpq_fail(
@@ -384,10 +413,13 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
 /* What was put is in the queue: its caller must not take another error for "nothing changed". */
 static mpq_status outcome_unknown(mpq_status status, struct mpq_error *error)
 {
+    const size_t used = error != NULL ? strlen(error->message) : 0;
+    if (status == MPQ_REMOVED && error != NULL)
+        snprintf(error->message + used, sizeof error->message - used,
+                 "; what was put last may be lost with it");
     if (status != MPQ_SYSTEM && status != MPQ_MEMORY && status != MPQ_NO_SPACE)
         return status;
     if (error != NULL) {
-        const size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used,
                  "; what was put last is in the queue, but it is not known to be on the disk: "
                  "flush() tries again");

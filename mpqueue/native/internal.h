@@ -154,6 +154,7 @@ struct mpq_queue {
     struct mpq_consumer *consumer;
     _Atomic uint32_t leaving; /* a close has begun: no consumer registers any more (mutex) */
     _Atomic uint32_t closing;
+    _Atomic uint32_t removed; /* files that puts go to were deleted: none is claimed any more */
     _Atomic uint32_t vanished; /* control was truncated: some of what is mapped is a stand-in */
     _Atomic uint32_t inflight; /* blocking calls inside */
     _Atomic uint32_t meetings; /* how often the header lock was met taken since it last yielded */
@@ -283,6 +284,8 @@ bool mpq_tail_proved(const struct mpq_control *control);
 struct mpq_consumer_now mpq_consumer_read(const struct mpq_control *control);
 void mpq_consumer_write(struct mpq_control *control, const struct mpq_consumer_now *now);
 bool mpq_consumer_proved(const struct mpq_control *control);
+/* The words of one half of a record, its check last. */
+bool mpq_record_holds(const uint64_t *words, unsigned count);
 
 /* ---- meta.c */
 mpq_status mpq_meta_read(struct mpq_queue *queue, struct mpq_meta_slot *meta,
@@ -574,6 +577,15 @@ void mpq_quarantine(struct mpq_queue *queue, const struct mpq_segment *segment, 
 /* Trusts control when it is proved fresh, rebuilds it otherwise. */
 mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error);
 /* rebuild.c: from meta, cursor and segments; repair: every body is looked at, damage is settled. */
+/* evidence.c: lifetime totals that control proves, though it is not of this boot or not whole. */
+struct mpq_evidence {
+    uint64_t accepted; /* items; 0 = nothing is known */
+    uint64_t settled;
+    bool settled_known;
+};
+mpq_status mpq_evidence_read(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
+                             const char *boot_id, struct mpq_evidence *known,
+                             struct mpq_error *error);
 struct mpq_rebuild_how {
     bool repair;
     bool dry;

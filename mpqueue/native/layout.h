@@ -143,6 +143,8 @@ _Static_assert(sizeof(struct mpq_roll) == 128, "roll record is 128 bytes");
 
 /* ---- meta ------------------------------------------------------------------------------------ */
 
+#define MPQ_GENERATION_BLOCK 1024u /* generation_mark - this: a segment of it was made, durably */
+
 #define MPQ_DURABILITY_NONE 0u
 #define MPQ_DURABILITY_INTERVAL 1u
 #define MPQ_DURABILITY_GROUP 2u
@@ -186,7 +188,7 @@ struct mpq_meta_slot { /* both slots are written, one after the other, each sync
     uint64_t created_at; /* wall clock ns */
     uint64_t epoch;
     uint64_t seq_mark; /* no seq at or above it was ever issued */
-    uint64_t generation_mark; /* the next one is at least this, also when no segment is left */
+    uint64_t generation_mark; /* no generation at or above it was used; ahead, in blocks */
     uint64_t inode; /* of meta itself: another one means that this is a copy */
     uint64_t device;
     uint32_t poison_errno; /* 0 or the errno of the failed flush */
@@ -252,7 +254,11 @@ struct mpq_cursor_slot {
     uint64_t loss_events;
     uint32_t attempts_count;
     uint32_t window; /* items covered by the bitmap; bit i is seq (floor & ~31) + i */
-    uint64_t reserved[39];
+    uint64_t claimed_items; /* lifetime; less totals.settled_items it is what was owed */
+    uint64_t claimed_bytes;
+    uint64_t durable_items; /* of them: covered by a finished flush */
+    uint64_t recoveries; /* rebuilds of control, lifetime */
+    uint64_t reserved[35];
     uint64_t hash; /* of the whole slot with this field zero, seeded with the hash seed */
 };
 _Static_assert(sizeof(struct mpq_cursor_slot) == MPQ_CURSOR_HEADER, "cursor header is 512 bytes");
@@ -371,6 +377,7 @@ struct mpq_control {
     _Atomic uint64_t epoch_first_seq; /* next seq when this epoch began ... */
     _Atomic uint64_t epoch_previous_seq; /* ... and where the walk before it had ended */
     _Atomic uint32_t gateless; /* some member sleeps on the owner word: it has no semaphore */
+    _Atomic uint64_t generation_mark; /* meta's is at least this */
     /* options that `set` may change; readers load them one by one */
     _Alignas(MPQ_LINE) _Atomic uint64_t capacity;
     _Atomic uint64_t max_bytes;

@@ -380,6 +380,7 @@ mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
         return mpq_fail_errno(error, "%s: cannot look at meta", queue->path);
     if (now.st_nlink > 0 && now.st_ino == queue->meta_inode)
         return MPQ_OK;
+    mpq_store(queue->removed, 1);
     return mpq_fail(
         error, MPQ_REMOVED,
         "%s: the queue's directory or its meta file was deleted or replaced while it was "

@@ -221,7 +221,7 @@ static void set_marks(struct mpq_meta_slot *meta, void *arg)
 {
     struct marks *marks = arg;
     marks->seq = meta->seq_mark = mpq_max64(meta->seq_mark, marks->seq);
-    meta->generation_mark = mpq_max64(meta->generation_mark, marks->generation);
+    marks->generation = meta->generation_mark = mpq_max64(meta->generation_mark, marks->generation);
 }
 
 mpq_status mpq_mark_raise(struct mpq_queue *queue, uint64_t seq, uint64_t generation,
@@ -229,7 +229,9 @@ mpq_status mpq_mark_raise(struct mpq_queue *queue, uint64_t seq, uint64_t genera
 {
     struct marks marks = {seq, generation};
     mpq_status status = mpq_meta_update(queue, set_marks, &marks, call, error);
-    if (status == MPQ_OK)
+    if (status == MPQ_OK) {
         mpq_raise_to(&queue->control->seq_mark, marks.seq);
+        mpq_raise_to(&queue->control->generation_mark, marks.generation);
+    }
     return status;
 }

@@ -249,7 +249,7 @@ static PyObject *module_repair(PyObject *module, PyObject *args)
     struct mpq_error error = {0};
     struct waiter waiter;
     waiter_begin(&waiter, FOREVER);
-    mpq_status status = mpq_repair_queue(path, dry_run != 0, &waiter.call, &report, &error);
+    mpq_status status = mpq_repair_queue(path, NULL, dry_run != 0, &waiter.call, &report, &error);
     status = waiter_end(&waiter, status);
     if (status != MPQ_OK)
         return error_raise(PyModule_GetState(module), status, &error);

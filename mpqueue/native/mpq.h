@@ -169,9 +169,10 @@ struct mpq_repair {
 /* Needs the queue alone (MPQ_ATTACHED). Runs the recovery that an open after an operating-system
  * crash runs, with every body verified, and settles every damaged extent: bytes are saved in
  * corrupt/, loss is booked once, later readers see no damage. dry_run: reports only, changes
- * nothing. */
-MPQ_CHECKED mpq_status mpq_repair_queue(const char *path, bool dry_run, const struct mpq_call *call,
-                                        struct mpq_repair *report, struct mpq_error *error);
+ * nothing. io: NULL is the system. */
+MPQ_CHECKED mpq_status mpq_repair_queue(const char *path, const struct mpq_io *io, bool dry_run,
+                                        const struct mpq_call *call, struct mpq_repair *report,
+                                        struct mpq_error *error);
 
 /* ---- producing ----------------------------------------------------------------------------- */
 

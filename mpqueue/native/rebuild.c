@@ -25,11 +25,17 @@ struct rebuild {
     int cursor_fd;
     uint64_t floor, floor_position, durable;
     uint64_t next; /* seq expected next */
+    uint64_t epoch; /* of the last segment that was walked */
     uint64_t last; /* generation with the last frame; 0 = none */
     uint64_t end; /* offset behind its last frame */
     uint64_t walked; /* position behind the last frame or padding that was walked */
     uint64_t unsettled, unsettled_bytes;
     uint64_t torn, lost, lost_bytes;
+    uint64_t accounted; /* unsettled items and gaps that were found or are known to be missing */
+    uint64_t missing_end; /* ... behind the last frame: left to the consumer */
+    bool missing_head; /* files are missing before the first frame */
+    bool any_file; /* a segment at or above the floor has its header */
+    struct mpq_evidence known; /* from the control before this one */
     uint64_t batch[MPQ_BATCH_MAX]; /* offsets of an unfinished batch */
     uint32_t batch_count;
     uint64_t batch_seq; /* its next seq, 0 = none is open */
@@ -148,6 +154,7 @@ static void count_frame(struct rebuild *r, const struct mpq_seen *seen, bool ite
     if (settled_before(r, seen->header.seq))
         return;
     r->unsettled++;
+    r->accounted++;
     r->unsettled_bytes += seen->extent;
     if (item)
         r->report->items++;
@@ -190,25 +197,37 @@ static void follow_batch(struct rebuild *r, struct mpq_segment *segment, uint64_
     }
 }
 
-/* Seqs next..upto-1 lay in from..to and are not there. */
-static void miss(struct rebuild *r, struct mpq_segment *segment, uint64_t from, uint64_t to,
-                 uint64_t upto)
+/* Seqs next..upto-1 are not there. Promised ones are the consumer's to book when it gets there,
+ * a repair's at once. Returns how many they are. */
+static uint64_t hole(struct rebuild *r, bool promised, uint64_t upto)
 {
-    drop_batch(r, segment);
-    const bool promised = MPQ_POSITION(segment->generation, from) < r->durable;
-    if (promised && !r->how->repair)
-        return; /* the consumer books it when it gets there */
     uint64_t count = 0;
     const uint64_t window = r->queue->created.ack_window;
     for (uint64_t seq = r->next; seq < upto && seq - r->next < MPQ_SEQ_BLOCK; seq++)
         if (!settled_before(r, seq) || seq - r->floor >= window)
             count++;
+    r->accounted += count;
+    if (!promised)
+        r->torn += count;
+    else if (r->how->repair)
+        r->lost += count;
+    else
+        r->unsettled += count;
+    return count;
+}
+
+/* ... and lay in from..to. */
+static void miss(struct rebuild *r, struct mpq_segment *segment, uint64_t from, uint64_t to,
+                 uint64_t upto)
+{
+    drop_batch(r, segment);
+    const bool promised = MPQ_POSITION(segment->generation, from) < r->durable;
+    const uint64_t count = hole(r, promised, upto);
+    if (promised && !r->how->repair)
+        return;
     if (promised) {
         save(r, segment, from, to);
-        r->lost += count;
         r->lost_bytes += count != 0 ? to - from : 0;
-    } else {
-        r->torn += count;
     }
     pad(r, segment, from, to);
 }
@@ -229,6 +248,7 @@ static void take_frame(struct rebuild *r, struct mpq_segment *segment, uint64_t 
                    MPQ_POSITION(segment->generation, offset) < r->durable) {
             save(r, segment, offset, offset + seen->extent); /* repair */
             r->lost++;
+            r->accounted++;
             r->lost_bytes += seen->extent;
             pad(r, segment, offset, offset + seen->extent);
             r->next = seq + 1;
@@ -301,13 +321,17 @@ static void close_segment(struct rebuild *r, struct mpq_segment *segment, uint64
         end = r->end;
     else if (segment->generation == MPQ_POSITION_GEN(r->floor_position))
         end = mpq_max64(end, MPQ_POSITION_OFF(r->floor_position));
-    if (end + MPQ_FRAME_HEADER > segment->bytes)
+    if (end + MPQ_FRAME_HEADER > segment->bytes) {
+        if (mpq_segment_header_check(r->queue, segment->base, segment->bytes,
+                                     segment->generation) != MPQ_OK) /* it was cut */
+            (void)hole(r, MPQ_POSITION(segment->generation, end) < r->durable, upto);
         return;
+    }
     struct mpq_seen seen;
     bool padded = mpq_frame_see(r->queue, segment, end, r->next, &seen) == MPQ_SEE_FRAME &&
                   seen.code == MPQ_PAD;
-    if (padded && upto <= r->next)
-        return;
+    if (padded)
+        return; /* whole; what its successor knows beyond that was settled by a recovery before */
     if (upto > r->next)
         miss(r, segment, end, segment->bytes, upto);
     else if (!(MPQ_POSITION(segment->generation, end) < r->durable) || r->how->repair)
@@ -386,25 +410,50 @@ static void begin_at(struct rebuild *r, const struct mpq_generations *found)
     r->walked = r->floor_position;
 }
 
-/* The watermark lies behind everything that was found: the end of the data is gone. Counted is what
- * the cursor knew of; where an epoch may have begun in between, seqs do not count: one at least. */
-static void miss_end(struct rebuild *r)
+/* Was a segment made, durably, that neither the cursor has seen nor anybody can see now? */
+static bool all_taken(const struct rebuild *r, const struct mpq_meta_slot *meta)
 {
-    const struct mpq_cursor_slot *head = (void *)r->slots[0];
-    if (r->valid == 0 || r->durable <= r->walked || head->next_seq <= r->next ||
-        MPQ_POSITION_OFF(r->durable) <= MPQ_SEGMENT_FIRST)
-        return;
-    struct mpq_roll roll;
-    struct mpq_segment *segment = r->last == 0 ? NULL : mpq_segment_map(r->queue, r->last, NULL);
-    bool other_epoch =
-        segment != NULL && mpq_roll_read(r->queue, segment, &roll) && roll.epoch != head->epoch;
-    uint64_t count = 0;
-    for (uint64_t seq = r->next; seq < head->next_seq && seq - r->next < MPQ_SEQ_BLOCK; seq++)
-        count += !settled_before(r, seq);
-    r->lost += other_epoch || head->next_seq - r->next >= MPQ_SEQ_BLOCK ? 1 : count;
+    const uint64_t seen = MPQ_POSITION_GEN(mpq_max64(r->durable, r->floor_position));
+    return r->last == 0 && !r->any_file && meta->generation_mark > MPQ_GENERATION_BLOCK &&
+           seen < meta->generation_mark - MPQ_GENERATION_BLOCK;
 }
 
-/* Segment `to` holds an item, so its roll record binds: closes those before it that are open. */
+/* The end of the data is gone when less was found than was owed; see evidence.c. Where nothing
+ * says how much it was, one item stands for it. */
+static void miss_end(struct rebuild *r, const struct mpq_meta_slot *meta)
+{
+    uint64_t accepted = r->known.accepted, settled = r->known.settled;
+    for (int i = 0; i < r->valid; i++) {
+        const struct mpq_cursor_slot *slot = (void *)r->slots[i];
+        accepted = mpq_max64(accepted, slot->durable_items);
+    }
+    if (r->valid != 0)
+        settled = ((const struct mpq_cursor_slot *)(void *)r->slots[0])->totals.settled_items;
+    uint64_t count = 0;
+    if ((r->valid != 0 || r->known.settled_known) && accepted > settled + r->accounted)
+        count = accepted - settled - r->accounted;
+    if (count == 0 && all_taken(r, meta))
+        count = 1;
+    for (uint64_t left = count; left != 0; r->next++) /* settled ones among them are not missing */
+        left -= !settled_before(r, r->next);
+    r->accounted += count;
+    if (r->how->repair) {
+        r->lost += count;
+    } else {
+        r->missing_end = count;
+        r->unsettled += count;
+    }
+}
+
+/* Where the walk before segment `to`, which holds an item, ended; 0 = its roll does not tell. */
+static uint64_t walk_ended(struct rebuild *r, struct mpq_segment *to)
+{
+    struct mpq_roll roll;
+    return to != NULL && mpq_roll_read(r->queue, to, &roll) ? roll.previous_seq : 0;
+}
+
+/* Segment `to` holds an item, so its roll record binds: closes those before it that are open. What
+ * lay in missing files between them is left to the caller. */
 static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *found, uint32_t from,
                               uint32_t to, uint64_t first_seq, struct mpq_error *error)
 {
@@ -413,16 +462,69 @@ static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *f
         struct mpq_segment *segment = map_at(r, found->list[i], &status, error);
         if (segment == NULL)
             continue;
-        struct mpq_segment *after = map_at(r, found->list[i + 1], &status, error);
-        struct mpq_roll roll;
-        uint64_t upto = first_seq;
-        if (after != NULL && mpq_roll_read(r->queue, after, &roll))
-            upto = mpq_min64(roll.previous_seq, first_seq);
+        uint64_t upto = r->next;
+        if (found->list[i + 1] == found->list[i] + 1) {
+            struct mpq_segment *after = map_at(r, found->list[i + 1], &status, error);
+            const uint64_t ended = walk_ended(r, after);
+            if (ended != 0)
+                upto = mpq_min64(ended, first_seq);
+            else if (i + 1 == to)
+                upto = first_seq;
+            mpq_segment_release(after);
+        }
         close_segment(r, segment, upto);
         r->next = mpq_max64(r->next, upto);
-        mpq_segment_release(after);
         mpq_segment_release(segment);
     }
+    return status;
+}
+
+/* What is missing before segment `to` was settled here (by a repair, or as never promised): from
+ * now on the walk before it ended at `next`, so that nobody books it again. */
+static void settle_before(struct rebuild *r, struct mpq_segment *to, uint64_t next,
+                          uint64_t first_seq)
+{
+    struct mpq_roll roll;
+    if (!mpq_roll_read(r->queue, to, &roll)) {
+        memset(&roll, 0, sizeof roll);
+        roll.base_seq = first_seq;
+        roll.previous_seq = first_seq;
+        roll.previous_end = r->walked;
+        roll.epoch = r->epoch;
+    }
+    if (roll.previous_seq <= next || r->how->dry)
+        return;
+    roll.previous_seq = next;
+    mpq_roll_write(r->queue, to, &roll);
+}
+
+/* Segment i holds an item with first_seq; those from `open` on before it are not closed yet. */
+static mpq_status enter(struct rebuild *r, const struct mpq_generations *found, uint32_t open,
+                        uint32_t i, uint64_t first_seq, struct mpq_error *error)
+{
+    const uint64_t next = r->next, unsettled = r->unsettled;
+    mpq_status status = close_up_to(r, found, open, i, first_seq, error);
+    struct mpq_segment *segment = map_at(r, found->list[i], &status, error);
+    if (segment == NULL || status != MPQ_OK)
+        return status;
+    uint64_t ended = walk_ended(r, segment);
+    if (ended == 0 || ended > first_seq)
+        ended = first_seq;
+    if (found->list[i] != MPQ_POSITION_GEN(r->floor_position) && ended > r->next) {
+        /* Their file is missing: a power cut takes no name away, so they count as promised. */
+        r->missing_head |= hole(r, true, ended) != 0 && r->last == 0;
+        r->next = ended;
+    }
+    const bool settled = r->next > next && r->unsettled == unsettled;
+    for (uint32_t k = open + 1; settled && k < i && status == MPQ_OK; k++) {
+        struct mpq_segment *between = map_at(r, found->list[k], &status, error);
+        if (between != NULL)
+            settle_before(r, between, next, first_seq);
+        mpq_segment_release(between);
+    }
+    if (settled)
+        settle_before(r, segment, next, first_seq);
+    mpq_segment_release(segment);
     return status;
 }
 
@@ -438,7 +540,7 @@ static bool binds(struct rebuild *r, struct mpq_segment *segment, uint64_t offse
 }
 
 static mpq_status walk_all(struct rebuild *r, const struct mpq_generations *found,
-                           struct mpq_error *error)
+                           const struct mpq_meta_slot *meta, struct mpq_error *error)
 {
     mpq_status status = check_owner(r, found, error);
     begin_at(r, found);
@@ -453,10 +555,15 @@ static mpq_status walk_all(struct rebuild *r, const struct mpq_generations *foun
         uint64_t offset = MPQ_SEGMENT_FIRST;
         if (generation == MPQ_POSITION_GEN(r->floor_position))
             offset = mpq_max64(offset, MPQ_POSITION_OFF(r->floor_position));
+        r->any_file |=
+            mpq_segment_header_check(r->queue, segment->base, segment->bytes, generation) == MPQ_OK;
         struct mpq_seen seen;
         if (binds(r, segment, offset, &seen)) {
-            status = close_up_to(r, found, open, i, seen.header.seq, error);
+            status = enter(r, found, open, i, seen.header.seq, error);
             open = i;
+            struct mpq_roll roll;
+            if (mpq_roll_read(r->queue, segment, &roll))
+                r->epoch = roll.epoch;
             walk_segment(r, segment, offset);
         } else if (offset > MPQ_SEGMENT_FIRST) {
             walk_segment(r, segment, offset);
@@ -464,7 +571,7 @@ static mpq_status walk_all(struct rebuild *r, const struct mpq_generations *foun
         mpq_segment_release(segment);
     }
     if (status == MPQ_OK)
-        miss_end(r);
+        miss_end(r, meta);
     return status;
 }
 
@@ -523,6 +630,10 @@ static mpq_status write_cursor(struct rebuild *r, const struct mpq_tail_now *tai
     head->totals.lost_bytes += r->lost_bytes;
     head->totals.settled_items += r->lost;
     head->totals.settled_bytes += r->lost_bytes;
+    head->claimed_items = head->durable_items = tail->items;
+    head->claimed_bytes = tail->bytes;
+    if (r->last != 0 || r->valid != 0)
+        head->recoveries++;
     for (int i = 0; i < 2; i++) { /* the older slot first: the newest stays whole meanwhile */
         int slot = i == 0 ? 1 - r->newest_index : r->newest_index;
         head->number++;
@@ -541,12 +652,16 @@ static uint64_t new_epoch(struct mpq_queue *queue, const struct mpq_meta_slot *m
     return mpq_max64(meta->epoch + 1 + (salt & 0xFFFFF), queue->io->wall_ns(queue->io) / 1000);
 }
 
+/* What is missing at the end is met by the consumer as a file that is not there: the tail lies
+ * behind a generation that never was. */
 static struct mpq_tail_now tail_from(const struct rebuild *r, const struct mpq_meta_slot *meta,
                                      const struct mpq_generations *found)
 {
     const struct mpq_cursor_slot *head = (void *)r->slots[0];
     struct mpq_tail_now tail = {.next_seq = mpq_max64(r->next, 1)};
-    if (r->last != 0) {
+    if (r->last != 0 && r->missing_end != 0) {
+        tail.position = MPQ_POSITION(r->last + 2, 0);
+    } else if (r->last != 0) {
         struct mpq_segment *segment = mpq_segment_map(r->queue, r->last, NULL);
         /* Behind the closing padding; without room for one, where the walk itself ends. */
         uint64_t end = r->end;
@@ -557,7 +672,7 @@ static struct mpq_tail_now tail_from(const struct rebuild *r, const struct mpq_m
         uint64_t used = mpq_max64(MPQ_POSITION_GEN(r->floor_position), meta->generation_mark - 1);
         if (found->count != 0)
             used = mpq_max64(used, found->list[found->count - 1]);
-        tail.position = MPQ_POSITION(used, 0);
+        tail.position = MPQ_POSITION(used + (r->missing_end != 0 ? 2 : 0), 0);
     }
     if (r->valid != 0)
         tail.next_seq = mpq_max64(tail.next_seq, head->next_seq);
@@ -579,6 +694,7 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
     mpq_consumer_write(control, &record);
     mpq_store(control->sealed, meta->sealed);
     mpq_store(control->seq_mark, meta->seq_mark);
+    mpq_store(control->generation_mark, meta->generation_mark);
     mpq_store(control->oldest_generation, oldest);
     mpq_store(control->epoch_first_seq, tail->next_seq);
     mpq_store(control->epoch_previous_seq, mpq_max64(r->next, 1));
@@ -594,7 +710,7 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
     mpq_store(control->next_incarnation, meta->epoch);
     mpq_store(control->read_seq, r->floor);
     if (r->last != 0 || r->valid != 0) {
-        mpq_store(control->recoveries, 1);
+        mpq_store(control->recoveries, head->recoveries);
         mpq_store(control->recovered_at_most, meta->options.durability == MPQ_DURABILITY_INTERVAL
                                                   ? meta->options.interval_items
                                                   : r->torn);
@@ -613,14 +729,14 @@ static void quarantine_file(struct mpq_queue *queue, uint64_t generation, struct
 }
 
 /* Files behind the last item hold nothing that was accepted; but only what is well formed is
- * thrown away, the rest is kept aside. */
+ * thrown away, and only when nothing is missing: the rest is kept aside. */
 static void clear_behind(struct rebuild *r, const struct mpq_generations *found,
-                         uint64_t tail_generation)
+                         uint64_t floor_generation)
 {
     struct mpq_queue *queue = r->queue;
     for (uint32_t i = 0; i < found->count; i++) {
         const uint64_t generation = found->list[i];
-        if (generation < MPQ_POSITION_GEN(r->floor_position))
+        if (generation < floor_generation)
             continue;
         char name[MPQ_NAME_MAX];
         mpq_segment_name(generation, name);
@@ -629,9 +745,9 @@ static void clear_behind(struct rebuild *r, const struct mpq_generations *found,
         bool empty = segment == NULL && queue->io->stat(queue->io, queue->dirfd, name, &now) == 0 &&
                      now.st_size == 0;
         bool formed =
-            segment != NULL &&
+            segment != NULL && r->missing_end == 0 &&
             mpq_segment_header_check(queue, segment->base, segment->bytes, generation) == MPQ_OK;
-        if (generation <= tail_generation) {
+        if (generation <= r->last) {
             if (segment == NULL && !empty)
                 quarantine_file(queue, generation, r->report);
             continue;
@@ -672,8 +788,10 @@ static mpq_status finish(struct rebuild *r, struct mpq_meta_slot *meta,
     mpq_status status = sync_segments(r, found, error);
     if (status != MPQ_OK)
         return status;
+    const uint64_t floor_generation = MPQ_POSITION_GEN(r->floor_position);
+    const uint64_t behind = MPQ_POSITION_GEN(tail.position);
     if (r->last == 0) /* nothing is left: the floor is where the next segment will begin */
-        r->floor_position = tail.position;
+        r->floor_position = r->missing_end != 0 ? MPQ_POSITION(behind - 1, 0) : tail.position;
     meta->epoch = queue->control->epoch;
     meta->inode = queue->meta_inode;
     meta->device = queue->meta_device;
@@ -686,16 +804,17 @@ static mpq_status finish(struct rebuild *r, struct mpq_meta_slot *meta,
         status = write_cursor(r, &tail, meta->epoch, error);
     if (status != MPQ_OK)
         return status;
-    uint64_t oldest = MPQ_POSITION_GEN(tail.position) + (r->last == 0 ? 1 : 0);
+    uint64_t oldest = r->last == 0 ? behind + 1 : behind;
+    if (r->last == 0 && r->missing_end != 0)
+        oldest = behind - 1;
     for (uint32_t i = found->count; i-- > 0;)
-        if (found->list[i] >= MPQ_POSITION_GEN(r->floor_position) && found->list[i] <= r->last)
+        if (found->list[i] >= floor_generation && found->list[i] <= r->last)
             oldest = found->list[i];
     /* A missing file at the floor is damage for the consumer to book, not the end of the ring. */
-    if (r->last != 0 && MPQ_POSITION_GEN(r->floor_position) < oldest &&
-        MPQ_POSITION_GEN(r->floor_position) != 0)
-        oldest = MPQ_POSITION_GEN(r->floor_position);
+    if (r->last != 0 && floor_generation < oldest && (floor_generation != 0 || r->missing_head))
+        oldest = mpq_max64(floor_generation, 1);
     fill_control(r, meta, &tail, oldest);
-    clear_behind(r, found, r->last);
+    clear_behind(r, found, floor_generation);
     ring_from(r, found, oldest, r->last);
     mpq_sweep_segments(queue, found, oldest);
     if (io->rename(io, queue->dirfd, "control-new", "control") != 0 ||
@@ -705,7 +824,7 @@ static mpq_status finish(struct rebuild *r, struct mpq_meta_slot *meta,
     r->report->lost_items = r->lost;
     r->report->lost_bytes = r->lost_bytes;
     r->report->rebuilt = 1;
-    if (r->torn + r->lost != 0 || r->last != 0) {
+    if (r->torn + r->lost + r->missing_end != 0 || r->last != 0) {
         if (r->lost != 0) {
             queue->event_info.lost_items += r->lost;
             queue->event_info.lost_bytes += r->lost_bytes;
@@ -724,7 +843,7 @@ static mpq_status conclude(struct rebuild *r, struct mpq_meta_slot *meta,
     mpq_status status = load_cursor(r, error);
     if (status == MPQ_OK) {
         restore_window(r);
-        status = walk_all(r, found, error);
+        status = walk_all(r, found, meta, error);
     }
     if (status == MPQ_OK && r->how->dry) {
         r->report->torn_items = r->torn;
@@ -771,7 +890,9 @@ mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, cons
         r->queue = queue;
         r->how = how;
         r->report = report;
-        status = mpq_control_make(queue, &next, boot_id, &control_fd, error);
+        status = mpq_evidence_read(queue, meta, boot_id, &r->known, error);
+        if (status == MPQ_OK)
+            status = mpq_control_make(queue, &next, boot_id, &control_fd, error);
     }
     if (status == MPQ_OK)
         status = conclude_guarded(r, meta, &found, error);

@@ -124,7 +124,10 @@ static bool has_item(struct mpq_queue *queue, uint64_t generation, uint64_t offs
     }
 }
 
-static bool proved_fresh(struct mpq_queue *queue, const struct mpq_generations *found)
+/* active_gone: the file that the tail lies in is missing or too short; control is the truth all the
+ * same, and proves what was in it. */
+static bool proved_fresh(struct mpq_queue *queue, const struct mpq_generations *found,
+                         bool *active_gone)
 {
     struct mpq_control *control = queue->control;
     if (!mpq_tail_proved(control) || !mpq_consumer_proved(control) || mpq_load(control->fault) != 0)
@@ -138,15 +141,19 @@ static bool proved_fresh(struct mpq_queue *queue, const struct mpq_generations *
     bool there = MPQ_POSITION_OFF(tail.position) < MPQ_SEGMENT_FIRST;
     for (uint32_t i = 0; i < found->count; i++) {
         if (found->list[i] == active) {
-            const struct mpq_segment *segment = mpq_segment_map(queue, active, NULL);
+            struct mpq_error error;
+            const struct mpq_segment *segment = mpq_segment_map(queue, active, &error);
+            if (segment == NULL && error.status != MPQ_CORRUPT)
+                return false; /* it cannot be looked at now */
             there |= segment != NULL && segment->bytes >= MPQ_POSITION_OFF(tail.position);
         }
         if (found->list[i] > active &&
             has_item(queue, found->list[i], MPQ_SEGMENT_FIRST, tail.next_seq))
             return false;
     }
-    return there && (MPQ_POSITION_OFF(tail.position) < MPQ_SEGMENT_FIRST ||
-                     !has_item(queue, active, MPQ_POSITION_OFF(tail.position), tail.next_seq));
+    *active_gone = !there;
+    return !there || MPQ_POSITION_OFF(tail.position) < MPQ_SEGMENT_FIRST ||
+           !has_item(queue, active, MPQ_POSITION_OFF(tail.position), tail.next_seq);
 }
 
 /* ---- (a) control is the truth */
@@ -254,8 +261,25 @@ static mpq_status write_again(struct mpq_queue *queue, struct mpq_error *error)
     return MPQ_OK;
 }
 
+/* Claims go on behind the missing file; the consumer meets it, and books what it held, by seq. */
+static void pass_active(struct mpq_queue *queue, const struct mpq_generations *found)
+{
+    struct mpq_tail_now tail = mpq_tail_read(queue->control);
+    const uint64_t active = MPQ_POSITION_GEN(tail.position);
+    for (uint32_t i = 0; i < found->count; i++)
+        if (found->list[i] > active) { /* prepared, never entered */
+            char name[MPQ_NAME_MAX];
+            mpq_segment_name(found->list[i], name);
+            (void)queue->io->unlink(queue->io, queue->dirfd, name);
+        }
+    mpq_segments_forget(queue);
+    tail.position = MPQ_POSITION(active + 1, 0);
+    mpq_tail_write(queue->control, &tail);
+}
+
 static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
-                        const struct mpq_generations *found, struct mpq_error *error)
+                        const struct mpq_generations *found, bool active_gone,
+                        struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
     mpq_status status = MPQ_OK;
@@ -270,6 +294,7 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_store(control->gateless, 0);
     mpq_store(control->sealed, meta->sealed);
     mpq_store(control->seq_mark, meta->seq_mark);
+    mpq_store(control->generation_mark, meta->generation_mark);
     if (meta->poison_errno != 0) { /* else what control says holds: meta may not take writes */
         mpq_store(control->poison_errno, meta->poison_errno);
         mpq_store(control->poison_stage, meta->poison_stage);
@@ -283,6 +308,8 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_store(control->flush_done, 0);
     mpq_store(control->oldest_generation, oldest);
     mpq_members_clear(queue);
+    if (active_gone)
+        pass_active(queue, found);
     restore_ring(queue, found, oldest);
     mpq_sweep_segments(queue, found, oldest);
     return mpq_visible_is_durable(queue) ? write_again(queue, error) : MPQ_OK;
@@ -326,10 +353,11 @@ static mpq_status decide(struct mpq_queue *queue, struct mpq_meta_slot *meta, co
     struct mpq_rebuild_how how = {.poisoned = meta->poison_errno != 0};
     if (usable)
         how.poisoned |= mpq_load(queue->control->poison_errno) != 0;
-    const bool fresh = usable && proved_fresh(queue, found);
+    bool active_gone = false;
+    const bool fresh = usable && proved_fresh(queue, found, &active_gone);
     (void)queue->io->list(queue->io, queue->dirfd, sweep_name, queue);
     if (fresh && !how.poisoned)
-        return trust(queue, meta, found, error);
+        return trust(queue, meta, found, active_gone, error);
     mpq_segments_forget(queue);
     mpq_control_unmap(queue);
     struct mpq_repair report;
@@ -338,7 +366,7 @@ static mpq_status decide(struct mpq_queue *queue, struct mpq_meta_slot *meta, co
         /* The disk still fails: the queue opens as it was, poisoned. */
         status = open_control(queue, meta, boot_id, &usable, error);
         if (status == MPQ_OK)
-            status = trust(queue, meta, found, error);
+            status = trust(queue, meta, found, active_gone, error);
     }
     return status;
 }

@@ -181,20 +181,14 @@ static uint64_t seq_at_end(struct mpq_consumer *consumer, uint64_t generation,
     return mpq_walked_end(queue->control, tail->next_seq);
 }
 
-/* The file lost its end, and with it seqs that its successor says it held. */
+/* The file lost its end, and with it seqs that its successor, or the tail, says it held. */
 static bool cut_short(struct mpq_consumer *consumer, const struct mpq_segment *segment)
 {
     struct mpq_queue *queue = consumer->queue;
-    struct mpq_roll roll;
-    if (mpq_segment_header_check(queue, segment->base, segment->bytes, segment->generation) ==
-        MPQ_OK)
-        return false;
-    mpq_guarded_lock(queue);
-    struct mpq_segment *next = mpq_segment_map(queue, segment->generation + 1, NULL);
-    bool cut =
-        next != NULL && mpq_roll_read(queue, next, &roll) && roll.previous_seq > consumer->read_seq;
-    mpq_guarded_unlock(queue);
-    return cut;
+    const struct mpq_tail_now tail = mpq_tail_read(queue->control);
+    return mpq_segment_header_check(queue, segment->base, segment->bytes, segment->generation) !=
+               MPQ_OK &&
+           seq_at_end(consumer, segment->generation, &tail) > consumer->read_seq;
 }
 
 /* No header holds at the read position: find where frames go on. */

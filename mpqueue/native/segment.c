@@ -380,19 +380,22 @@ static mpq_status name_file(struct mpq_queue *queue, int fd, uint64_t generation
     return MPQ_OK;
 }
 
-/* After PREPARED nobody may find seqs without room below the mark. */
-static mpq_status raise_mark(struct mpq_queue *queue, uint64_t generation,
-                             const struct mpq_call *call, struct mpq_error *error)
+/* After PREPARED nobody may find seqs without room below the mark. The generation's mark follows
+ * its file, so that one without the other says that the file was taken away. */
+static mpq_status raise_marks(struct mpq_queue *queue, uint64_t generation,
+                              const struct mpq_call *call, struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
-    uint64_t ahead = 4 * (queue->segment_size / MPQ_FRAME_ALIGN / 2) + MPQ_BATCH_MAX;
+    const uint64_t ahead = 4 * (queue->segment_size / MPQ_FRAME_ALIGN / 2) + MPQ_BATCH_MAX;
+    uint64_t seq = 0, mark = 0;
     struct mpq_tail_now tail;
     if (!mpq_tail_read_proved(control, &tail))
         return mpq_overwritten(queue, error);
-    const uint64_t next = tail.next_seq;
-    if (next + ahead <= mpq_load(control->seq_mark))
-        return MPQ_OK;
-    return mpq_mark_raise(queue, next + ahead + MPQ_SEQ_BLOCK, generation + 1, call, error);
+    if (tail.next_seq + ahead > mpq_load(control->seq_mark))
+        seq = tail.next_seq + ahead + MPQ_SEQ_BLOCK;
+    if (generation >= mpq_load(control->generation_mark))
+        mark = generation + MPQ_GENERATION_BLOCK;
+    return seq == 0 && mark == 0 ? MPQ_OK : mpq_mark_raise(queue, seq, mark, call, error);
 }
 
 static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t bytes,
@@ -403,8 +406,6 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
     char name[MPQ_NAME_MAX];
     preparing_name(queue, name);
     mpq_status status = mpq_still_there(queue, error);
-    if (status == MPQ_OK)
-        status = raise_mark(queue, generation, call, error);
     if (status != MPQ_OK)
         return status;
     (void)io->list(io, queue->dirfd, sweep_dead, queue); /* while others keep the queue open */
@@ -418,6 +419,8 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
     status = name_file(queue, fd, generation, bytes, name, &named_bytes, error);
     io->close(io, fd);
     (void)io->unlink(io, queue->dirfd, name);
+    if (status == MPQ_OK)
+        status = raise_marks(queue, generation, call, error);
     if (status != MPQ_OK)
         return status;
     atomic_fetch_add_explicit(reused ? &control->segments_reused : &control->segments_made, 1,

@@ -66,6 +66,8 @@ class Cursor(NamedTuple):
     redelivered_items: int
     nacked_items: int
     loss_events: int
+    claimed_items: int
+    durable_items: int
 
 
 xxh64: Callable[[bytes | memoryview, int], int] = xxhash.xxh64_intdigest
@@ -243,4 +245,6 @@ def _cursor(slot: bytes, size: int, window: int, meta: Meta) -> Cursor | None:
         redelivered_items=values["redelivered_items"],
         nacked_items=values["nacked_items"],
         loss_events=values["loss_events"],
+        claimed_items=values["claimed_items"],
+        durable_items=values["durable_items"],
     )

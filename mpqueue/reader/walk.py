@@ -330,6 +330,7 @@ class Walk:
         self._deep = deep
         self.segments: list[SegmentSummary] = []
         self.next_seq = 0
+        self._expected, self._end, self._epoch = 0, 0, source.meta.epoch  # behind the last frame
         tail = source.control.tail["position"] if source.control is not None else 0
         self._tail = layout.position_parts(tail) if source.control is not None else None
         self.first_generation = first_generation
@@ -346,6 +347,17 @@ class Walk:
 
     def __iter__(self) -> Iterator[Frame]:
         """Yields frames by seq; "lost" ones stand where the missing seqs were."""
+        owed = 0
+        for frame in self._frames():
+            owed += self._unsettled(frame.seq, frame.span)
+            yield frame
+        yield from self._lost_at_end(owed)
+
+    def _unsettled(self, seq: int, span: int) -> int:
+        return sum(not self._source.acks.acked(one) for one in range(seq, seq + span))
+
+    def _frames(self) -> Iterator[Frame]:
+        """All but what is missing at the end."""
         expected = -1
         last_seq = -1
         end = 0
@@ -393,7 +405,7 @@ class Walk:
                 segment.close()
         if expected < 0:
             expected, end = self._from_floor()
-        yield from self._lost_at_end(max(expected, 0), end, epoch)
+        self._expected, self._end, self._epoch = max(expected, 0), end, epoch
 
     def _from_floor(self) -> tuple[int, int]:
         """The floor and its position (W7); -1 where neither control nor cursor tells of one."""
@@ -427,19 +439,29 @@ class Walk:
                 )
                 extent = 0
 
-    def _lost_at_end(self, expected: int, end: int, epoch: int) -> Iterator[Frame]:
-        """The seqs that the tail (after a reboot: the watermark) promises and nobody has."""
+    def _lost_at_end(self, owed: int) -> Iterator[Frame]:
+        """The seqs that the tail promises and nobody has; after a reboot, as many as are owed by
+        the cursor's totals and were not found (`owed` were): numbers do not count across epochs."""
         source = self._source
+        expected = self._expected
         self.next_seq = expected
         if source.control is not None:
             promised, until = source.control.tail["next_seq"], source.control.tail["position"]
+            self.next_seq = max(expected, promised)
+            if until <= self._end:
+                return
         elif source.cursor is not None:
-            promised, until = source.cursor.next_seq, source.cursor.durable_position
+            cursor, until = source.cursor, source.cursor.durable_position
+            self.next_seq = max(expected, cursor.next_seq)
+            missing = cursor.durable_items - cursor.totals["settled_items"] - owed
+            expected = promised = max(expected, source.acks.floor)
+            while missing > 0:
+                missing -= not source.acks.acked(promised)
+                promised += 1
         else:
             return
-        self.next_seq = max(expected, promised)
-        if until > end and promised > expected:
-            yield from self._lost(expected, promised, end, until, epoch)
+        if promised > expected:
+            yield from self._lost(expected, promised, self._end, until, self._epoch)
 
 
 class SegmentSummary(NamedTuple):

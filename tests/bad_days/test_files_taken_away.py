@@ -88,6 +88,47 @@ say("closed")
         assert drain(path) == [b"new"]
 
 
+@policy
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_deleted_segments_are_told_and_refuse_puts(
+    tmp_path: Path, durability: str, how: str
+) -> None:
+    """A file without its name is on no disk: whoever flushes says so; later puts count nowhere."""
+    path = tmp_path / "spool"
+    with mpqueue.Queue(path, segment_size=1 << 16, durability=durability, interval=3600) as q:
+        for n in range(100):
+            q.put(b"%d" % n * 300)
+        q.flush()
+        for file in path.glob("segment-*"):
+            data = file.read_bytes()
+            file.unlink()
+            if how == "replaced":
+                file.write_bytes(data)
+        if durability in ("none", "interval"):  # nothing looks at the disk yet
+            q.put(b"unknown")
+            with pytest.raises(mpqueue.QueueRemoved, match="open it again"):
+                q.flush()
+        else:
+            with pytest.raises(mpqueue.QueueRemoved, match="may be lost"):
+                q.put(b"unknown")
+        assert len(q) == 101
+        for _ in range(3):
+            with pytest.raises(mpqueue.QueueRemoved, match="open it again"):
+                q.put(b"refused")
+            with pytest.raises(mpqueue.QueueRemoved, match="open it again"):
+                q.put_many([b"refused"] * 3)
+        assert len(q) == 101
+    told: list[mpqueue.Corrupt] = []
+    with mpqueue.Queue(path, on_loss=told.append) as q, q.consumer() as c:
+        got = [item.body for item in c.drain()]
+        lost = q.stats().lost_items
+        assert lost == sum(loss.lost_items for loss in told) == 101 - len(got)
+        assert lost == (101 if how == "deleted" else 1)
+        q.put(b"next")
+        item = c.take()
+        assert item is not None and item.body == b"next"
+
+
 BLOCKED = {
     "put": "lambda: q.put(b'never')",
     "put_many": "lambda: q.put_many([b'never'])",

@@ -168,6 +168,7 @@ class Image:
         self.durable_position = 0
         self.attempts: dict[int, int] = {}
         self.cursor_next_seq = 0
+        self.durable_items = 0
         self.meta: dict[str, int] = {}
         self.totals: dict[str, int] = {}
         self.control: dict[str, int] | None = None
@@ -249,6 +250,8 @@ class Image:
             epoch=EPOCH,
             totals=bytes(pack(layout.TOTALS, **self.totals)),
             attempts_count=len(self.attempts),
+            claimed_items=self.durable_items,
+            durable_items=self.durable_items,
             window=WINDOW,
         )
         for seq in self.acked:

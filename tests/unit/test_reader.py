@@ -194,6 +194,7 @@ def test_loss_at_the_end_is_known_from_the_tail_and_from_the_watermark(image: Im
     image.live()
     image.cursor_next_seq = segment.next_seq
     image.durable_position = segment.end
+    image.durable_items = 5
     image.write()
     data = bytearray((image.path / name()).read_bytes())
     data[last : last + 200] = bytes(200)
