@@ -194,19 +194,14 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
     if (consumer == NULL || consumer->entries == NULL || consumer->cursor_buffer == NULL) {
         status = mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
     } else {
-        pthread_condattr_t attributes;
-        pthread_condattr_init(&attributes);
-        pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        pthread_cond_init(&consumer->helper_wake, &attributes);
-        pthread_condattr_destroy(&attributes);
-        pthread_mutex_init(&consumer->mutex, NULL);
+        mpq_mutex_init(&consumer->mutex);
         pthread_mutex_init(&consumer->cursor_mutex, NULL);
         consumer->pin = pin;
         consumer->incarnation = queue->incarnation;
         status = take_over_guarded(consumer, error);
     }
     if (status == MPQ_OK) {
-        pthread_mutex_lock(&queue->mutex);
+        mpq_mutex_lock(&queue->mutex);
         if (atomic_load(&queue->leaving) == 0) {
             mpq_store(queue->control->consumer, queue->incarnation);
             if (!queue->me_shared)
@@ -215,7 +210,7 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         } else {
             status = mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
         }
-        pthread_mutex_unlock(&queue->mutex);
+        mpq_mutex_unlock(&queue->mutex);
         if (status != MPQ_OK)
             mpq_helper_stop(consumer); /* a recount may have woken it */
     }
@@ -252,18 +247,18 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
         status = mpq_consumer_sync(consumer, error);
     if (status == MPQ_OK)
         mpq_reclaim(consumer, false);
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     consumer->closed = true; /* whoever takes the mutex after this touches nothing */
     consumer->out = 0;
     mpq_store(queue->control->reserved_items, 0);
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     mpq_store(queue->control->consumer, 0);
     if (!queue->me_shared)
         mpq_store(queue->me->role, MPQ_ROLE_PRODUCER);
-    pthread_mutex_lock(&queue->mutex);
+    mpq_mutex_lock(&queue->mutex);
     if (queue->consumer == consumer)
         queue->consumer = NULL;
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_mutex_unlock(&queue->mutex);
     mpq_pin_drop(queue, &consumer->pin);
     return status;
 }

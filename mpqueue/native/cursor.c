@@ -238,10 +238,10 @@ static mpq_status sync_inside(struct mpq_consumer *consumer, struct mpq_error *e
     mpq_status status = MPQ_OK;
     pthread_mutex_lock(&consumer->cursor_mutex);
     /* A write that began after our acks has covered them. */
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     bool dirty = consumer->cursor_dirty || consumer->record_open || consumer->record_changed ||
                  consumer->cursor_moves != moves(consumer->queue->control);
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     if (dirty)
         status = write_slot(consumer, error);
     pthread_mutex_unlock(&consumer->cursor_mutex);
@@ -266,6 +266,7 @@ static uint64_t floor_generation(const struct mpq_consumer *consumer)
 }
 
 #define LEFT_BEHIND_NS (250 * MPQ_MS)
+#define FOREVER_NS (3600000 * MPQ_MS)
 
 /* Retained segments, or files that could not be removed, are looked at again. */
 static bool left_behind(const struct mpq_consumer *consumer)
@@ -273,29 +274,41 @@ static bool left_behind(const struct mpq_consumer *consumer)
     return mpq_load(consumer->queue->control->oldest_generation) < consumer->reclaimed;
 }
 
-/* Waits under consumer->mutex; false when the time passed without a signal. */
+/* Waits under consumer->mutex; false when the time passed without an event. */
 static bool linger(struct mpq_consumer *consumer, uint64_t ns)
 {
-    uint64_t until = consumer->queue->io->monotonic_ns(consumer->queue->io) + ns;
-    struct timespec deadline = {(time_t)(until / 1000000000ULL), (long)(until % 1000000000ULL)};
-    return pthread_cond_timedwait(&consumer->helper_wake, &consumer->mutex, &deadline) == 0;
+    mpq_io *io = consumer->queue->io;
+    const uint32_t seen = mpq_load(consumer->helper_event);
+    consumer->helper_asleep = true;
+    mpq_mutex_unlock(&consumer->mutex);
+    const bool in_time = io->futex_wait(io, &consumer->helper_event, seen, ns) == 0;
+    mpq_mutex_lock(&consumer->mutex);
+    consumer->helper_asleep = false;
+    return in_time || mpq_load(consumer->helper_event) != seen;
+}
+
+static void wake_helper(struct mpq_consumer *consumer)
+{
+    mpq_bump(consumer->helper_event, 1);
+    if (consumer->helper_asleep)
+        (void)consumer->queue->io->futex_wake(consumer->queue->io, &consumer->helper_event, 1);
 }
 
 static void *helper_main(void *argument)
 {
     struct mpq_consumer *consumer = argument;
     struct mpq_queue *queue = consumer->queue;
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     while (!consumer->helper_stop) {
         if (!consumer->helper_wanted && !consumer->helper_reclaim) {
             if (!left_behind(consumer)) {
-                pthread_cond_wait(&consumer->helper_wake, &consumer->mutex);
+                (void)linger(consumer, FOREVER_NS);
                 continue;
             }
             if (!linger(consumer, LEFT_BEHIND_NS)) {
-                pthread_mutex_unlock(&consumer->mutex);
+                mpq_mutex_unlock(&consumer->mutex);
                 mpq_reclaim(consumer, false);
-                pthread_mutex_lock(&consumer->mutex);
+                mpq_mutex_lock(&consumer->mutex);
             }
             continue;
         }
@@ -312,7 +325,7 @@ static void *helper_main(void *argument)
             break;
         bool reclaim = consumer->helper_reclaim;
         consumer->helper_wanted = consumer->helper_reclaim = false;
-        pthread_mutex_unlock(&consumer->mutex);
+        mpq_mutex_unlock(&consumer->mutex);
         /* Failures are latched as poison; whoever needs durability next is told. */
         mpq_flush_if_due(queue);
         mpq_status status = mpq_cursor_write(consumer, NULL);
@@ -320,9 +333,9 @@ static void *helper_main(void *argument)
             status = mpq_cursor_write(consumer, NULL);
         if (status == MPQ_OK && reclaim)
             mpq_reclaim(consumer, false);
-        pthread_mutex_lock(&consumer->mutex);
+        mpq_mutex_lock(&consumer->mutex);
     }
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     return NULL;
 }
 
@@ -344,17 +357,17 @@ void mpq_helper_poke(struct mpq_consumer *consumer)
             queue_io->spawn(queue_io, &consumer->helper, helper_main, consumer) == 0;
         return;
     }
-    pthread_cond_signal(&consumer->helper_wake);
+    wake_helper(consumer);
 }
 
 void mpq_helper_stop(struct mpq_consumer *consumer)
 {
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     consumer->helper_stop = true;
-    pthread_cond_signal(&consumer->helper_wake);
+    wake_helper(consumer);
     bool started = consumer->helper_started;
     consumer->helper_started = false;
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     if (started)
         pthread_join(consumer->helper, NULL);
 }

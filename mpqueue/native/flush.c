@@ -461,9 +461,9 @@ mpq_status mpq_flush(struct mpq_queue *queue, const struct mpq_call *call, struc
     if (status != MPQ_OK)
         return status;
     status = wait_ticket(queue, atomic_load(&queue->control->flush_started) + 1, call, error);
-    pthread_mutex_lock(&queue->mutex);
+    mpq_mutex_lock(&queue->mutex);
     struct mpq_consumer *consumer = queue->consumer;
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_mutex_unlock(&queue->mutex);
     if (status == MPQ_OK && consumer != NULL)
         status = mpq_consumer_sync(consumer, error);
     mpq_exit(queue);

@@ -200,7 +200,7 @@ mpq_status mpq_guard_recover(struct mpq_guard *guard, struct mpq_queue *queue,
 {
     MPQ_GUARD_DROP(guard);
     if (guard->mutex != NULL)
-        pthread_mutex_unlock(guard->mutex);
+        mpq_mutex_unlock(guard->mutex);
     if (guard->claimed != NULL)
         give_up_claim(guard, queue);
     if (guard->locked != NULL)

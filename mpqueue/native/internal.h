@@ -16,6 +16,7 @@
 
 #include "io.h"
 #include "mpq.h"
+#include "mutex.h"
 
 #define MPQ_LIKELY(x) __builtin_expect(!!(x), 1)
 #define MPQ_UNLIKELY(x) __builtin_expect(!!(x), 0)
@@ -73,7 +74,7 @@ struct mpq_guard {
     sigjmp_buf jump;
     struct mpq_guard *outer;
     struct mpq_queue *locked; /* holds the header lock of this queue */
-    pthread_mutex_t *volatile mutex; /* taken by mpq_guarded_lock */
+    struct mpq_mutex *volatile mutex; /* taken by mpq_guarded_lock */
     _Atomic uint64_t *claimed; /* state word of a claim not yet published */
     uint64_t claimed_state;
     uint32_t claimed_count; /* of a batch: its frames follow each other */
@@ -148,7 +149,7 @@ struct mpq_queue {
     struct mpq_pin pin;
     bool weak;
 
-    pthread_mutex_t mutex;
+    struct mpq_mutex mutex;
     pthread_mutex_t flush_mutex;
     struct mpq_segment *maps[MPQ_MAPS];
     struct mpq_consumer *consumer;
@@ -169,7 +170,7 @@ struct mpq_queue {
 /* queue->mutex around looks at mappings inside a guard: given back when one of them faults. */
 static inline void mpq_guarded_lock(struct mpq_queue *queue)
 {
-    pthread_mutex_lock(&queue->mutex);
+    mpq_mutex_lock(&queue->mutex);
     if (mpq_guard_top != NULL)
         mpq_guard_top->mutex = &queue->mutex;
 }
@@ -177,7 +178,7 @@ static inline void mpq_guarded_unlock(struct mpq_queue *queue)
 {
     if (mpq_guard_top != NULL)
         mpq_guard_top->mutex = NULL;
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_mutex_unlock(&queue->mutex);
 }
 /* While it is watched, control is replaced by a stand-in where it faults; see guard.c. */
 void mpq_guard_watch(struct mpq_queue *queue);
@@ -442,7 +443,7 @@ struct mpq_entry { /* one per seq in the window, by seq modulo the table */
 struct mpq_consumer {
     struct mpq_queue *queue;
     uint64_t incarnation; /* of the process that took the role */
-    pthread_mutex_t mutex;
+    struct mpq_mutex mutex;
     struct mpq_pin pin;
     _Atomic bool closed;
     _Atomic uint32_t closing; /* somebody is closing it, or has */
@@ -487,7 +488,8 @@ struct mpq_consumer {
     /* helper thread */
     pthread_t helper;
     bool helper_started, helper_stop, helper_wanted, helper_reclaim;
-    pthread_cond_t helper_wake;
+    bool helper_asleep;
+    _Atomic uint32_t helper_event; /* moves when there is work; what the helper sleeps on */
     uint64_t reclaimed; /* generations below it were freed by this consumer */
 };
 
@@ -539,22 +541,22 @@ struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t
         status = mpq_vanished((consumer)->queue, error);                                           \
     if (status != MPQ_OK)                                                                          \
         return status;                                                                             \
-    pthread_mutex_lock(&(consumer)->mutex);                                                        \
+    mpq_mutex_lock(&(consumer)->mutex);                                                            \
     if ((consumer)->closed) {                                                                      \
-        pthread_mutex_unlock(&(consumer)->mutex);                                                  \
+        mpq_mutex_unlock(&(consumer)->mutex);                                                      \
         return mpq_consumer_check(consumer, error);                                                \
     }                                                                                              \
     struct mpq_guard guard;                                                                        \
     mpq_guard_push(&guard);                                                                        \
     if (sigsetjmp(guard.jump, 0) != 0) {                                                           \
         status = mpq_guard_recover(&guard, (consumer)->queue, error);                              \
-        pthread_mutex_unlock(&(consumer)->mutex);                                                  \
+        mpq_mutex_unlock(&(consumer)->mutex);                                                      \
         return status;                                                                             \
     }                                                                                              \
     MPQ_GUARD_ARM(&guard)
 #define MPQ_CONSUMER_OUTSIDE(consumer, guard)                                                      \
     MPQ_GUARD_DROP(&guard);                                                                        \
-    pthread_mutex_unlock(&(consumer)->mutex)
+    mpq_mutex_unlock(&(consumer)->mutex)
 
 /* cursor.c: nothing held */
 mpq_status mpq_cursor_write(struct mpq_consumer *consumer, struct mpq_error *error);

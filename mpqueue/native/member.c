@@ -343,7 +343,7 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
         return mpq_forked(queue) ? MPQ_AGAIN : MPQ_OK;
     }
     /* The parent's mutexes may have been held by a thread that does not exist here. */
-    pthread_mutex_init(&queue->mutex, NULL);
+    mpq_mutex_init(&queue->mutex);
     pthread_mutex_init(&queue->flush_mutex, NULL);
     mpq_store(queue->inflight, 0);
     mpq_store(queue->events, 0);

@@ -329,7 +329,7 @@ static struct mpq_queue *handle_new(const struct mpq_open_args *args)
         return NULL;
     }
     strcpy(queue->path, args->path);
-    pthread_mutex_init(&queue->mutex, NULL);
+    mpq_mutex_init(&queue->mutex);
     pthread_mutex_init(&queue->flush_mutex, NULL);
     return queue;
 }
@@ -455,10 +455,10 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
     mpq_status status = MPQ_OK;
     const bool joined = !mpq_forked(queue);
     if (joined) {
-        pthread_mutex_lock(&queue->mutex);
+        mpq_mutex_lock(&queue->mutex);
         atomic_store(&queue->leaving, 1);
         struct mpq_consumer *consumer = queue->consumer;
-        pthread_mutex_unlock(&queue->mutex);
+        mpq_mutex_unlock(&queue->mutex);
         if (consumer != NULL)
             status = mpq_consumer_close(consumer, error);
         mpq_status flushed = last_flush(queue, call, status == MPQ_OK ? error : NULL);
@@ -466,20 +466,20 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
             status = flushed;
         mpq_stats_get(queue, &queue->last_stats);
     } else { /* at the fork a thread of the parent may have held it, which does not exist here */
-        pthread_mutex_init(&queue->mutex, NULL);
+        mpq_mutex_init(&queue->mutex);
     }
-    pthread_mutex_lock(&queue->mutex);
+    mpq_mutex_lock(&queue->mutex);
     uint32_t closing = atomic_exchange(&queue->closing, 1);
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_mutex_unlock(&queue->mutex);
     if (closing != 0)
         return status;
     if (joined) {
         wait_for_calls(queue);
         mpq_leave(queue);
     }
-    pthread_mutex_lock(&queue->mutex);
+    mpq_mutex_lock(&queue->mutex);
     mpq_segments_forget(queue);
-    pthread_mutex_unlock(&queue->mutex);
+    mpq_mutex_unlock(&queue->mutex);
     mpq_control_unmap(queue);
     return status;
 }

@@ -58,9 +58,9 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
 {
     struct mpq_guard guard;
     struct mpq_segment *volatile unlocked = NULL; /* copied to with the mutex released */
-    pthread_mutex_lock(&queue->mutex);
+    mpq_mutex_lock(&queue->mutex);
     if (MPQ_UNLIKELY(atomic_load_explicit(&queue->closing, memory_order_relaxed) != 0)) {
-        pthread_mutex_unlock(&queue->mutex);
+        mpq_mutex_unlock(&queue->mutex);
         return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
     }
     mpq_guard_push(&guard);
@@ -78,7 +78,7 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
                 unlocked = once->claim.segment;
                 mpq_segment_retain(unlocked);
                 atomic_fetch_add(&queue->inflight, 1); /* close waits for the copy */
-                pthread_mutex_unlock(&queue->mutex);
+                mpq_mutex_unlock(&queue->mutex);
             }
             mpq_claim_write(queue, items, count, &once->claim);
             status = mpq_claim_publish(queue, items, count, &once->claim, error);
@@ -89,7 +89,7 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
         MPQ_GUARD_DROP(&guard);
     }
     if (MPQ_LIKELY(unlocked == NULL)) {
-        pthread_mutex_unlock(&queue->mutex);
+        mpq_mutex_unlock(&queue->mutex);
     } else {
         mpq_segment_release(unlocked);
         atomic_fetch_sub(&queue->inflight, 1);

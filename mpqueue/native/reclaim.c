@@ -95,9 +95,9 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
     mpq_guarded_lock(queue);
     mpq_segments_forget_freed(queue);
     mpq_guarded_unlock(queue);
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     consumer->reclaimed = mpq_max64(consumer->reclaimed, MPQ_POSITION_GEN(durable));
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     if (moved)
         mpq_wake(queue, &control->space_event, &control->space_waiting);
 }

@@ -14,12 +14,12 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
     struct mpq_queue *queue = consumer->queue;
     mpq_io *io = queue->io;
     struct mpq_segment *view = NULL;
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     if (consumer->view != NULL && consumer->view->generation == item->segment->generation) {
         view = consumer->view;
         mpq_segment_retain(view);
     }
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     if (view == NULL) {
         char name[MPQ_NAME_MAX];
         mpq_segment_name(item->segment->generation, name);
@@ -37,10 +37,10 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
         view->generation = item->segment->generation;
         view->bytes = item->segment->bytes;
         mpq_store(view->references, 2); /* the caller's and the consumer's */
-        pthread_mutex_lock(&consumer->mutex);
+        mpq_mutex_lock(&consumer->mutex);
         struct mpq_segment *before = consumer->view;
         consumer->view = view;
-        pthread_mutex_unlock(&consumer->mutex);
+        mpq_mutex_unlock(&consumer->mutex);
         mpq_segment_release(before);
     }
     *body = view->base + (item->body - item->segment->base);

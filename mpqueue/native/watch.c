@@ -20,10 +20,10 @@ static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
 
 static bool look(struct mpq_consumer *consumer, bool *pending, uint32_t *slices)
 {
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     bool now = consumer->closed || progress_possible(consumer, pending);
     *slices = consumer->idle_slices;
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     return now;
 }
 
@@ -131,9 +131,9 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     status = mpq_still_there(queue, error);
     if (status != MPQ_OK || look(consumer, &pending, &slices))
         return status;
-    pthread_mutex_lock(&consumer->mutex);
+    mpq_mutex_lock(&consumer->mutex);
     consumer->idle_slices = pending ? consumer->idle_slices + 1 : 0;
-    pthread_mutex_unlock(&consumer->mutex);
+    mpq_mutex_unlock(&consumer->mutex);
     if (pending && slices >= OWN_FLUSH_SLICES && mpq_visible_is_durable(queue))
         status = clear_the_way(consumer, false, &cleared, error);
     return status;
