@@ -157,7 +157,8 @@ static void snapshot(struct mpq_consumer *consumer)
     head->next_seq = tail.next_seq;
     head->claimed_items = tail.items;
     head->claimed_bytes = tail.bytes;
-    head->durable_items = mpq_load(control->durable_items);
+    /* Unlike the tail it has no check of its own, and what lasts must not promise too much. */
+    head->durable_items = mpq_min64(mpq_load(control->durable_items), tail.items);
     head->recoveries = mpq_load(control->recoveries);
     head->durable_position = mpq_load(control->durable_position);
     head->epoch = control->epoch;

@@ -52,7 +52,14 @@ static bool believed(const struct rebuild *r, uint64_t generation, uint64_t offs
 static mpq_status load_cursor(struct rebuild *r, struct mpq_error *error)
 {
     struct mpq_queue *queue = r->queue;
-    mpq_status status = mpq_cursor_open(queue, &r->cursor_fd, error);
+    mpq_status status = MPQ_OK;
+    if (r->how->dry) { /* as it is: missing or short is not made good */
+        r->cursor_fd = queue->io->open(queue->io, queue->dirfd, "cursor", O_RDWR, 0);
+        if (r->cursor_fd < 0 && errno != ENOENT)
+            status = mpq_fail_errno(error, "%s: cannot open the cursor file", queue->path);
+    } else {
+        status = mpq_cursor_open(queue, &r->cursor_fd, error);
+    }
     if (status != MPQ_OK)
         return status;
     const uint64_t bytes = MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window);
@@ -61,7 +68,7 @@ static mpq_status load_cursor(struct rebuild *r, struct mpq_error *error)
         r->slots[i] = queue->io->alloc(queue->io, bytes);
         if (r->slots[i] == NULL)
             return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
-        int rc = mpq_cursor_read(queue, r->cursor_fd, i, r->slots[i]);
+        int rc = r->cursor_fd < 0 ? 1 : mpq_cursor_read(queue, r->cursor_fd, i, r->slots[i]);
         if (rc < 0)
             return mpq_fail_errno(error, "%s: cannot read the cursor file", queue->path);
         holds[i] = rc == 0;
@@ -244,6 +251,9 @@ static void take_frame(struct rebuild *r, struct mpq_segment *segment, uint64_t 
             set_state(r, segment, offset, MPQ_READY);
         } else if (trust && seen->code != MPQ_CLAIMED) {
             /* damage below the watermark: the consumer books it */
+        } else if (seen->code == MPQ_READY && settled_before(r, seq)) {
+            /* whoever settled it saw it whole: as a gap it would take the rest of its batch along
+             */
         } else if (!settled_before(r, seq) && seen->code != MPQ_CLAIMED &&
                    MPQ_POSITION(segment->generation, offset) < r->durable) {
             save(r, segment, offset, offset + seen->extent); /* repair */
@@ -434,15 +444,15 @@ static void miss_end(struct rebuild *r, const struct mpq_meta_slot *meta)
         count = accepted - settled - r->accounted;
     if (count == 0 && all_taken(r, meta))
         count = 1;
-    for (uint64_t left = count; left != 0; r->next++) /* settled ones among them are not missing */
-        left -= !settled_before(r, r->next);
     r->accounted += count;
     if (r->how->repair) {
-        r->lost += count;
-    } else {
-        r->missing_end = count;
-        r->unsettled += count;
+        r->lost += count; /* ... and the walk ended before them */
+        return;
     }
+    r->missing_end = count;
+    r->unsettled += count;
+    for (uint64_t left = count; left != 0; r->next++) /* settled ones among them are not missing */
+        left -= !settled_before(r, r->next);
 }
 
 /* Where the walk before segment `to`, which holds an item, ended; 0 = its roll does not tell. */

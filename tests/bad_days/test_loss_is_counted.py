@@ -19,11 +19,12 @@ COUNT = 400
 BODY = 900
 
 
-def _fill(path: Path, acked: int, durability: str = "group") -> None:
-    """COUNT items in about seven segments; the first `acked` of them acked, out of order."""
-    with mpqueue.Queue(path, segment_size=1 << 16, durability=durability) as q, q.consumer() as c:
+def _fill(path: Path, acked: int) -> None:
+    """COUNT durable items in about seven segments; some of the first ones acked."""
+    with mpqueue.Queue(path, segment_size=1 << 16, durability="none") as q, q.consumer() as c:
         for n in range(COUNT):
             q.put(b"%06d" % n * (BODY // 6))
+        q.flush()
         if acked:
             items = c.reserve_many(acked + 5)
             c.ack_many(items[5:])  # five returned ones stay at the floor
@@ -119,6 +120,10 @@ def test_repair_counts_them_and_leaves_nothing_to_report(
     lost = COUNT - 100 - len(got)
     assert report.lost_items == dry.lost_items == now.lost_items == lost
     assert told == 0
+    with mpqueue.Queue(path) as q:
+        q.put(b"next")
+    again, told, later = _take_more(path)
+    assert again == [b"next"] and told == 0 and later.lost_items == lost
     assert mpqueue.repair(path).lost_items == 0
 
 
@@ -148,8 +153,7 @@ def test_nothing_says_how_much_it_was(tmp_path: Path) -> None:
     """Never a consumer, control gone with the segments: one item stands for the unknown number."""
     path = tmp_path / "spool"
     with mpqueue.Queue(path, segment_size=1 << 16) as q:
-        for n in range(COUNT):
-            q.put(b"%06d" % n)
+        q.put_many(b"%06d" % n for n in range(COUNT))
     for file in [*path.glob("segment-*"), path / "control"]:
         file.unlink()
     got, told, now = _take_all(path)
@@ -164,8 +168,7 @@ def test_nothing_is_charged_when_all_was_acked(
 ) -> None:
     path = tmp_path / "spool"
     with mpqueue.Queue(path, segment_size=1 << 16, durability=durability) as q, q.consumer() as c:
-        for n in range(COUNT):
-            q.put(b"%06d" % n)
+        q.put_many(b"%06d" % n for n in range(COUNT))
         assert len(list(c.drain())) == COUNT
         c.checkpoint()
     for file in path.glob("segment-*"):

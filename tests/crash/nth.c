@@ -16,7 +16,8 @@
  *     next opener that is alone clears it. What is not known to be durable is not handed out.
  *   - Whatever had been accepted is delivered, in order, once; acks hold; nothing counts as lost
  *     and nothing is put aside as corrupt, because nothing was damaged.
- *   - A failed opening leaves the files as they were and nothing open or allocated.
+ *   - A failed opening leaves the files as they were and nothing open or allocated; so does a
+ * failed repair, except for conclusions that the next one draws again.
  *
  * `all` runs every policy. Built with the address sanitizer. */
 #include <errno.h>
@@ -371,6 +372,25 @@ static mpq_status reboot(struct run *run, struct mpq_error *error)
     return MPQ_OK;
 }
 
+static mpq_status repair_as(struct run *run, bool dry, struct mpq_error *error)
+{
+    struct mpq_repair report;
+    mpq_status status = mpq_repair_queue(MEMORY_ROOT, &run->f->io, dry, &patient, &report, error);
+    if (status == MPQ_OK && (report.lost_items != 0 || report.torn_items != 0))
+        failed("a repair found damage", "", report.lost_items, report.torn_items);
+    return status;
+}
+
+static mpq_status repair(struct run *run, struct mpq_error *error)
+{
+    return repair_as(run, false, error);
+}
+
+static mpq_status repair_dry(struct run *run, struct mpq_error *error)
+{
+    return repair_as(run, true, error);
+}
+
 struct step {
     const char *name;
     step_call *call;
@@ -430,6 +450,12 @@ static const struct step script[] = {
     {"close", close_a},
     {"reboot", reboot},
     {"rebuild", open_a},
+    {"put", put_a},
+    {"close", close_a},
+    {"look", repair_dry},
+    {"repair", repair},
+    {"reopen", open_a},
+    {"put", put_a},
     {"close", close_a},
 };
 

@@ -2,8 +2,8 @@
  *
  * usage: rot SEED STRIDE [all]            every bit of what is used, every STRIDE-th of the rest;
  *                                         all: goes on after a violation
- *        rot replay SEED BOOT FILE OFFSET BIT
- *        rot replay SEED BOOT harm NUMBER
+ *        rot replay SEED HOW FILE OFFSET BIT   HOW: 1 under another boot id, 2 repaired first, 3
+ * both rot replay SEED HOW harm NUMBER
  *
  * The store has several segments: small items, a batch, a gap, a padded end, a segment of its own
  * for an oversized item, a roll; acks at the floor and out of order; items handed out twice. One
@@ -14,7 +14,9 @@
  *     once; nothing altered, out of order, twice, or never put is handed out;
  *   - only damage of cursor or control may bring an acked item back;
  *   - the next item goes in, is flushed and comes out; depth ends at 0;
- *   - the second opening finds nothing more; nothing stays open or allocated.
+ *   - the second opening finds nothing more; nothing stays open or allocated;
+ *   - where it was repaired first, the repair's report counts all of it, and a dry run before it
+ *     the same, changing nothing; later readers are told of none.
  *
  * Harm: files truncated at every sector, sectors and pages zeroed, segments swapped, copied over
  * each other, missing, of another queue; garbage appended. Then opening may be refused with a
@@ -51,12 +53,16 @@ struct store {
     struct mpq_stats before; /* as the last closer left it */
 };
 
+#define OTHER_BOOT 1u
+#define REPAIRED 2u /* before it is opened */
+#define HOWS 4u
+
 struct where { /* what was done to the store */
     const char *file;
     uint64_t offset;
     unsigned bit;
     int harm; /* -1 = a flipped bit */
-    bool other_boot;
+    unsigned how; /* OTHER_BOOT, REPAIRED */
     bool redelivers; /* acked items may come back */
     bool unknown; /* what was acked is gone as well: losses cannot be counted exactly */
 };
@@ -72,11 +78,11 @@ static jmp_buf next_one;
 static void describe(const struct where *where)
 {
     if (where->harm >= 0)
-        snprintf(current, sizeof current, "rot replay %llu %d harm %d",
-                 (unsigned long long)run_seed, where->other_boot, where->harm);
+        snprintf(current, sizeof current, "rot replay %llu %u harm %d",
+                 (unsigned long long)run_seed, where->how, where->harm);
     else
-        snprintf(current, sizeof current, "rot replay %llu %d %s %llu %u",
-                 (unsigned long long)run_seed, where->other_boot, where->file,
+        snprintf(current, sizeof current, "rot replay %llu %u %s %llu %u",
+                 (unsigned long long)run_seed, where->how, where->file,
                  (unsigned long long)where->offset, where->bit);
 }
 
@@ -370,7 +376,8 @@ static void judge(struct store *store, const struct seen *seen, const struct mpq
         failed("acked items come back", seen->again, 0);
     if (stats->depth != 0 || stats->backlog_bytes != 0)
         failed("something is left", stats->depth, stats->backlog_bytes);
-    if (now.harm < 0 && (missing > 1 || seen->events != missing))
+    if ((now.how & REPAIRED) != 0 ? seen->events != 0
+                                  : now.harm < 0 && (missing > 1 || seen->events != missing))
         failed("more than one item lost, or told more than once", missing, seen->events);
 }
 
@@ -406,6 +413,28 @@ static uint64_t digest(const struct memory *world)
     return sum;
 }
 
+/* False: refused, and nothing was touched. */
+static bool repaired(struct store *store, struct seen *seen)
+{
+    struct memory *world = &store->world;
+    struct mpq_error error;
+    struct mpq_repair dry, report;
+    const uint64_t was = digest(world);
+    mpq_status status = mpq_repair_queue(MEMORY_ROOT, &world->io, true, &hasty, &dry, &error);
+    if (digest(world) != was)
+        failed("a dry repair changed files", status, 0);
+    if (status == MPQ_OK)
+        status = mpq_repair_queue(MEMORY_ROOT, &world->io, false, &hasty, &report, &error);
+    else if (now.harm < 0 || !refusal(status))
+        failed(error.message, status, 0);
+    if (memory_leaks(world) != 0)
+        failed("a repair leaks", memory_leaks(world), 0);
+    if (status != MPQ_OK)
+        return false;
+    seen->told = report.lost_items;
+    return true;
+}
+
 static void look(struct store *store)
 {
     struct memory *world = &store->world;
@@ -415,7 +444,10 @@ static void look(struct store *store)
     struct mpq_event_info info;
     struct seen seen = {0};
     mpq_status status;
-    snprintf(world->boot_id, sizeof world->boot_id, "boot-%s", now.other_boot ? "b" : "a");
+    snprintf(world->boot_id, sizeof world->boot_id, "boot-%s",
+             (now.how & OTHER_BOOT) != 0 ? "b" : "a");
+    if ((now.how & REPAIRED) != 0 && !repaired(store, &seen))
+        return;
     const uint64_t was = now.harm >= 0 ? digest(world) : 0;
     struct mpq_queue *queue = attach(world, &status, &error);
     if (queue == NULL) {
@@ -432,7 +464,7 @@ static void look(struct store *store)
     drain(store, queue, consumer, &seen);
     mpq_stats_get(queue, &stats);
     if ((mpq_events_take(queue, &info) & MPQ_EVENT_LOSS) != 0)
-        seen.told = info.lost_items;
+        seen.told += info.lost_items;
     judge(store, &seen, &stats);
     one_more(store, queue, consumer);
     leave(store, queue, consumer);
@@ -530,14 +562,14 @@ static uint32_t all_regions(struct store *store, struct region *regions, unsigne
     return n;
 }
 
-static void flip(struct store *store, const char *file, uint64_t offset, unsigned bit, bool other)
+static void flip(struct store *store, const char *file, uint64_t offset, unsigned bit, unsigned how)
 {
     memory_restore(&store->world);
     struct memory_file *hit = memory_find(&store->world, file);
     if (hit == NULL || offset >= hit->bytes)
         exit(2);
     const bool state = strcmp(file, "cursor") == 0 || strcmp(file, "control") == 0;
-    now = (struct where){file, offset, bit, -1, other, state, false};
+    now = (struct where){file, offset, bit, -1, how, state, false};
     hit->data[offset] ^= (uint8_t)(1u << bit);
     hit->dirty = true;
     probe(store);
@@ -556,10 +588,12 @@ static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
                 continue;
             if (done % 1024 == 0)
                 alarm(120);
-            flip(store, region->file, at / 8, at % 8, false);
+            flip(store, region->file, at / 8, at % 8, 0);
             /* Another boot makes control anew, whatever is in it. */
             if (strcmp(region->file, "control") != 0 || index % 64 == 0)
-                flip(store, region->file, at / 8, at % 8, true);
+                flip(store, region->file, at / 8, at % 8, OTHER_BOOT);
+            if (index % 16 == 0)
+                flip(store, region->file, at / 8, at % 8, REPAIRED | (index / 16 & OTHER_BOOT));
             done++;
         }
     }
@@ -655,7 +689,7 @@ static bool harm_file(struct memory *world, int which, int kind)
     return true;
 }
 
-static bool harm(struct store *store, int number, bool other)
+static bool harm(struct store *store, int number, unsigned how)
 {
     struct memory *world = &store->world;
     memory_restore(world);
@@ -677,7 +711,7 @@ static bool harm(struct store *store, int number, bool other)
     if (!done)
         return false;
     const bool state = strncmp(file, "segment-", 8) != 0;
-    now = (struct where){file, 0, 0, number, other, state, unknown};
+    now = (struct where){file, 0, 0, number, how, state, unknown};
     probe(store);
     return true;
 }
@@ -690,10 +724,10 @@ static uint64_t harms(struct store *store, unsigned stride, unsigned worker)
             (i < LAST_HARM && stride > 8 && (unsigned)(i / KINDS) % (stride / 8) != 0))
             continue;
         alarm(120);
-        bool same = harm(store, i, false);
+        const bool same = harm(store, i, 0);
         done += same;
-        if (same)
-            (void)harm(store, i, true);
+        for (unsigned how = 1; same && how < HOWS; how++)
+            (void)harm(store, i, how);
     }
     return done;
 }
@@ -707,12 +741,12 @@ static int replay(int argc, char **argv)
         return 2;
     run_seed = strtoull(argv[2], NULL, 10);
     make(store);
-    bool other = atoi(argv[3]) != 0;
+    const unsigned how = (unsigned)atoi(argv[3]);
     if (strcmp(argv[4], "harm") == 0)
-        return harm(store, atoi(argv[5]), other) ? 0 : 2;
+        return harm(store, atoi(argv[5]), how) ? 0 : 2;
     if (argc < 7)
         return 2;
-    flip(store, argv[4], strtoull(argv[5], NULL, 10), (unsigned)atoi(argv[6]), other);
+    flip(store, argv[4], strtoull(argv[5], NULL, 10), (unsigned)atoi(argv[6]), how);
     return 0;
 }
 
