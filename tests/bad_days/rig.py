@@ -114,6 +114,7 @@ class Child:
     _PRELUDE = """
 import errno, os, sys
 import mpqueue
+mpqueue.Queue  # loads the rest now, while there are descriptors and memory for it
 args = [os.fsencode(text) for text in sys.argv[1:]]
 def say(*words):  # whole or not at all, whenever it is killed
     os.write(1, os.fsencode(" ".join(map(str, words))) + b"\\n")
