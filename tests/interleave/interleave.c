@@ -144,6 +144,7 @@ static const struct pair {
     {"put-reclaim", 2, 0, three_segments, "o|p", "ocrrrrrr|ak"},
     {"reclaim-put", 2, 0, three_segments, "ocrrrrrr|ak", "o|pl"},
     {"roll-put", 2, 0, nearly_full, "o|l", "o|p"},
+    {"put-roll", 2, 0, nearly_full, "o|p", "o|l"},
     {"roll-roll", 0, 0, nearly_full, "o|l", "o|l"},
     {"late-preparer", 0, PATIENT, half_full, "o|l", "oc|llllllllllllllllllllllllrrrrrrrrrrak"},
     {"open-put", 2, 0, few, "|op", "o|p"},
