@@ -209,21 +209,30 @@ void device_start(struct device *device, struct store *store, const char *folder
     if (server.fd < 0)
         cannot("open /dev/fuse");
     snprintf(options, sizeof options, "fd=%d,rootmode=40000,user_id=0,group_id=0", server.fd);
-    if (mount("powercut", folder, "fuse", MS_NOSUID | MS_NODEV, options) != 0)
-        cannot("mount a FUSE filesystem");
+    /* The server keeps the mounts of whoever started this, and they never see the filesystems on
+     * the device: else one process more would hold them, and a killed server would unmount them by
+     * asking itself. */
+    int mounted[2];
     const pid_t parent = getpid();
+    if (pipe(mounted) != 0)
+        cannot("make a pipe");
     device->server = fork();
     if (device->server == 0) {
-        /* Mounts of its own: as the last one in the namespace it would, when killed, unmount what
-         * lies on the device and wait for answers of its own. */
-        if (unshare(CLONE_NEWNS) != 0)
-            _exit(1);
+        char byte;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         signal(SIGINT, SIG_IGN);
-        if (getppid() != parent)
+        if (getppid() != parent || read(mounted[0], &byte, 1) != 1)
             _exit(1);
         serve(&server);
     }
+    if (unshare(CLONE_NEWNS) != 0 || mount("", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+        cannot("have mounts of its own");
+    if (mount("powercut", folder, "fuse", MS_NOSUID | MS_NODEV, options) != 0)
+        cannot("mount a FUSE filesystem");
+    if (write(mounted[1], "", 1) != 1)
+        cannot("start the server");
+    close(mounted[0]);
+    close(mounted[1]);
     close(server.fd);
     attach(device);
 }
@@ -237,7 +246,7 @@ void device_stop(struct device *device)
     }
     if (umount2(device->folder, 0) != 0)
         (void)umount2(device->folder, MNT_DETACH);
-    kill(device->server, SIGKILL); /* its own mounts keep the filesystem up */
+    kill(device->server, SIGKILL);
     waitpid(device->server, NULL, 0);
 }
 

@@ -12,8 +12,9 @@ struct device {
     char loop[32]; /* /dev/loopN, "" before it is attached */
 };
 
-/* Starts the server process, mounts `folder`, attaches a loop device to the file in it. Exits with
- * status 3 and a reason when this machine cannot; status 2 when it does not flush as it must. */
+/* Starts the server process, moves this one into a mount namespace of its own, mounts `folder`,
+ * attaches a loop device to the file in it. Exits with status 3 and a reason when this machine
+ * cannot; status 2 when it does not flush as it must. */
 void device_start(struct device *device, struct store *store, const char *folder);
 /* Detaches, unmounts, ends the server. */
 void device_stop(struct device *device);

@@ -1,11 +1,11 @@
 /* powercut.c - records a workload on a real filesystem and cuts its power, many times.
  *
- * usage: powercut run IMAGE KIND POLICY SEED POINTS FOLDER VERIFY_EVERY
- *        powercut replay IMAGE RECORDING POINT FOLDER
+ * usage: powercut run IMAGE KIND POLICY SEED POINTS FOLDER VERIFY_EVERY VERIFIER...
+ *        powercut replay IMAGE RECORDING POINT FOLDER VERIFIER...
  *
  * IMAGE holds a fresh filesystem; KIND names its row in kinds[]; FOLDER gets two mount points and,
- * when a point fails, the recording. For verification it prints "verify PATH BOOT" and reads
- * "clean" or the complaint; powercut.py answers. The last line is "done" with figures, or FAILED.
+ * when a point fails, the recording. VERIFIER is a command that reads paths of queues, a line each,
+ * and answers "clean" or the complaint. The last line is "done" with figures, or FAILED.
  *
  * A point: the permanent image takes in everything up to the last flush before the cut, some of the
  * pending writes are applied on top, the filesystem is mounted, the queue is opened under another
@@ -83,6 +83,7 @@ struct world {
     struct figures figures;
     uint32_t points, verify_every;
     bool keeps_images;
+    FILE *ask, *answer; /* of the verifier */
     char folder[400], mounted[450], path[480];
 };
 
@@ -277,12 +278,32 @@ static bool complain(struct world *world, const char *what, int status)
     return false;
 }
 
+/* It is started here because only this process's children see what is mounted. */
+static void start_verifier(struct world *world, char **command)
+{
+    int ask[2], answer[2];
+    if (pipe(ask) != 0 || pipe(answer) != 0)
+        give_up("pipe", errno);
+    if (fork() == 0) {
+        dup2(ask[0], 0);
+        dup2(answer[1], 1);
+        close(ask[1]);
+        execvp(command[0], command);
+        _exit(127);
+    }
+    close(ask[0]);
+    close(answer[1]);
+    fcntl(ask[1], F_SETFD, FD_CLOEXEC);
+    world->ask = fdopen(ask[1], "w");
+    world->answer = fdopen(answer[0], "r");
+}
+
 static bool verify(struct world *world)
 {
     char answer[400];
-    printf("verify %s %s\n", world->path, getenv("MPQ_BOOT_ID"));
-    fflush(stdout);
-    if (fgets(answer, sizeof answer, stdin) == NULL)
+    fprintf(world->ask, "%s\n", world->path);
+    fflush(world->ask);
+    if (fgets(answer, sizeof answer, world->answer) == NULL)
         return complain(world, "nobody answers for verify", 0);
     world->figures.verified++;
     if (strcmp(answer, "clean\n") == 0)
@@ -469,12 +490,14 @@ static int run(struct world *world, char **arguments)
         durability++;
     world->points = (uint32_t)strtoul(arguments[4], NULL, 10);
     world->verify_every = (uint32_t)strtoul(arguments[6], NULL, 10);
+    signal(SIGPIPE, SIG_IGN);
     prepare(world, arguments[0], arguments[5]);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(kinds[i].name, arguments[1]) == 0)
             choose(world, i);
     if (world->kind == NULL)
         give_up(arguments[1], EINVAL);
+    start_verifier(world, arguments + 7);
     const double started = seconds();
     record(world, seed, durability);
     const double recorded = seconds();
@@ -495,6 +518,7 @@ static int replay(struct world *world, char **arguments)
     const uint32_t number = (uint32_t)strtoul(arguments[2], NULL, 10);
     prepare(world, arguments[0], arguments[3]);
     load_recording(world, arguments[1]);
+    start_verifier(world, arguments + 4);
     world->verify_every = 1;
     world->keeps_images = true;
     struct point *points = plan(world);
@@ -524,12 +548,11 @@ int main(int argc, char **argv)
     int status = 2;
     owner = getpid();
     atexit(clean_up);
-    if (argc == 9 && strcmp(argv[1], "run") == 0)
+    if (argc > 9 && strcmp(argv[1], "run") == 0)
         status = run(&the_world, argv + 2);
-    else if (argc == 6 && strcmp(argv[1], "replay") == 0)
+    else if (argc > 6 && strcmp(argv[1], "replay") == 0)
         status = replay(&the_world, argv + 2);
     else
-        fprintf(stderr, "usage: powercut run IMAGE KIND POLICY SEED POINTS FOLDER VERIFY_EVERY\n"
-                        "       powercut replay IMAGE RECORDING POINT FOLDER\n");
+        fprintf(stderr, "usage: see the top of powercut.c\n");
     return status;
 }

@@ -4,26 +4,26 @@
     python -P tests/powercut/powercut.py --filesystems xfs,btrfs --points 5000
     python -P tests/powercut/powercut.py --replay DIRECTORY --point N
 
-Needs root, /dev/fuse, loop devices and a C compiler; mpqueue itself must be importable, because its
-independent reader verifies a part of the images. Everything happens in a mount namespace of its
-own and in memory. Exit status: 0 all points held, 1 one did not, 2 the instrument failed, 3 this
+Needs root, /dev/fuse, loop devices and a C compiler; mpqueue must be importable, because its
+independent reader verifies a part of the images. Everything happens in memory and in mount
+namespaces of its own. Exit status: 0 all points held, 1 one did not or the instrument failed, 3 this
 machine cannot run it (the reason is the last line). powercut.md says how it works.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 
 from mpqueue.reader import verify
 
@@ -48,8 +48,7 @@ POLICIES = ["group", "sync", "interval", "none"]
 BITES = ["pending", "torn", "unpromised", "again", "acks", "verified", "fscked"]
 """What must have happened at least once in a run of some size: else it proves little."""
 
-_CLONE_NEWNS = 0x00020000
-_MS_REC_PRIVATE = 0x4000 | 0x40000
+VERIFIER = [sys.executable, "-P", str(Path(__file__).resolve()), "--verifier"]
 
 
 class Missing(Exception):
@@ -63,10 +62,11 @@ class Failed(Exception):
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line; see the module."""
     args = _parse(arguments)
+    if args.verifier:
+        return _verifier()
     work = Path(tempfile.mkdtemp(prefix="powercut-", dir=_memory()))
     try:
         _need(args.filesystems)
-        _own_mounts()
         program = _build(work, args.native)
         if args.replay is not None:
             return _replay(program, work, args)
@@ -85,6 +85,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--points", type=int, default=3000, help="crash points, recuts not counted")
     parser.add_argument("--per-recording", type=int, default=200)
+    parser.add_argument("--lanes", type=int, default=2, help="recordings at a time")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--filesystems", type=lambda s: s.split(","), default=DEFAULT)
     parser.add_argument("--policies", type=lambda s: s.split(","), default=POLICIES)
@@ -93,6 +94,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, default=None, help="where a failed recording goes")
     parser.add_argument("--replay", type=Path, default=None, help="a kept recording")
     parser.add_argument("--point", type=int, default=0)
+    parser.add_argument("--verifier", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     for kind in args.filesystems:
         if kind not in IMAGES:
@@ -121,13 +123,6 @@ def _need(kinds: list[str]) -> None:
             raise Missing(f"there is no {tool}")
 
 
-def _own_mounts() -> None:
-    """Whatever is mounted from here on is gone when the last process of this run has ended."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"", b"/", None, _MS_REC_PRIVATE, None) != 0:
-        raise Missing(f"no mount namespace: {os.strerror(ctypes.get_errno())}")
-
-
 def _build(work: Path, native: Path) -> Path:
     build = work / "build"
     done = subprocess.run(
@@ -140,8 +135,8 @@ def _build(work: Path, native: Path) -> Path:
     return build / "powercut"
 
 
-def _image(work: Path, kind: str) -> Path:
-    image = work / f"{kind}.img"
+def _image(lane: Path, kind: str) -> Path:
+    image = lane / f"{kind}.img"
     if not image.exists():
         megabytes, command = IMAGES[kind]
         with open(image, "wb") as file:
@@ -155,9 +150,9 @@ def _image(work: Path, kind: str) -> Path:
 # ---- one recording
 
 
-def _answer(path: str, boot: str) -> str:
-    """What `mpqueue verify --deep` would say, on one line."""
-    os.environ["MPQ_BOOT_ID"] = boot
+def _verdict(path: str) -> str:
+    """What `mpqueue verify --deep` would say, on one line. It does not believe control here: the
+    session that wrote it ran under a boot id of its own."""
     try:
         report = verify(path, deep=True)
     except Exception as error:  # the point is to blame, whatever it is
@@ -170,31 +165,25 @@ def _answer(path: str, boot: str) -> str:
     return "clean"
 
 
-def _talk(command: list[str]) -> tuple[int, list[str]]:
-    """Runs the program, answers its questions; its status and what else it said."""
-    said: list[str] = []
+def _verifier() -> int:
+    for line in sys.stdin:
+        print(_verdict(line.strip()), flush=True)
+    return 0
+
+
+def _ran(command: list[str]) -> tuple[int, list[str]]:
+    """The program's status, and what it said but for the name of its loop device."""
     loop = None
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            for line in process.stdout:
-                words = line.split()
-                if words[:1] == ["verify"]:
-                    process.stdin.write(_answer(words[1], words[2]) + "\n")
-                    process.stdin.flush()
-                elif words[:1] == ["loop"]:
-                    loop = words[1]
-                else:
-                    said.append(line.strip())
-        except BaseException:
-            process.terminate()
-            raise
-        finally:
-            process.wait()
-            if process.returncode < 0 and loop is not None:  # it could not clean up itself
-                subprocess.run(["losetup", "-d", loop], capture_output=True)
+    said: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("loop "):
+                loop = line.split()[1]
+            else:
+                said.append(line.strip())
+    if process.returncode < 0 and loop is not None:  # it could not clean up itself
+        subprocess.run(["losetup", "-d", loop], capture_output=True)
     return process.returncode, said
 
 
@@ -206,96 +195,116 @@ def _figures(line: str) -> Counter[str]:
     return figures
 
 
-def _keep(args: argparse.Namespace, work: Path, image: Path, point: str) -> None:
-    keep = args.keep or Path(tempfile.mkdtemp(prefix="powercut-failed-"))
-    keep.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["cp", "--sparse=always", str(image), str(keep / "image")], check=True)
-    shutil.copy(work / "recording", keep / "recording")
-    print(f"replay: python -P {sys.argv[0]} --replay {keep} --point {point}")
+def _recording(program: Path, lane: Path, args: argparse.Namespace, plan: _Plan) -> Counter[str]:
+    """Records and checks one; its figures. Raises Failed or Missing."""
+    lane.mkdir(exist_ok=True)
+    image = _image(lane, plan.kind)
+    words = [image, plan.kind, plan.policy, plan.seed, plan.points, lane, args.verify_every]
+    status, said = _ran([str(program), "run", *map(str, words), *VERIFIER])
+    last = said[-1] if said else ""
+    if status == 3:
+        raise Missing(last)
+    if last.startswith("FAILED "):
+        keep = args.keep or Path(tempfile.mkdtemp(prefix="powercut-failed-"))
+        keep.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "--sparse=always", image, keep / "image"], check=True)
+        shutil.copy(lane / "recording", keep / "recording")
+        point = last.partition(" point ")[2].split()[0]
+        raise Failed(f"{last}\nreplay: python -P {sys.argv[0]} --replay {keep} --point {point}")
+    if status != 0 or not last.startswith("done "):
+        raise Failed(f"recording of {plan} ended with status {status}: {last}")
+    figures = _figures(last)
+    print(
+        f"{plan.kind:15} {plan.policy:8} seed {plan.seed}: {figures['items']} items, "
+        f"{figures['flushes']} flushes; {figures['points']}+{figures['again']} images in "
+        f"{figures['checked_ms'] / 1000:.1f} s",
+        flush=True,
+    )
+    return figures
 
 
-def _plan(args: argparse.Namespace) -> Iterator[tuple[str, str, int, int]]:
-    """Kind, policy, seed and points of each recording: every pair comes once in a round."""
+class _Plan(NamedTuple):
+    kind: str
+    policy: str
+    seed: int
+    points: int
+
+
+def _plans(args: argparse.Namespace) -> Iterator[_Plan]:
+    """Every pair of filesystem and policy comes once in a round."""
     left, kinds, policies = args.points, args.filesystems, args.policies
     number = 0
     while left > 0:
         policy = policies[(number + number // len(kinds)) % len(policies)]
         count = min(left, args.per_recording)
-        yield kinds[number % len(kinds)], policy, args.seed + number, count
+        yield _Plan(kinds[number % len(kinds)], policy, args.seed + number, count)
         left -= count
         number += 1
 
 
+# ---- the whole
+
+
 def _run(program: Path, work: Path, args: argparse.Namespace) -> int:
     print(f"powercut: seed {args.seed}, {args.points} points, {', '.join(args.filesystems)}")
-    total: Counter[str] = Counter()
+    plans, total = list(_plans(args)), Counter[str]()
     started = time.monotonic()
-    whole = False
-    try:
-        for kind, policy, seed, points in _plan(args):
-            image = _image(work, kind)
-            words = [str(image), kind, policy, str(seed), str(points), str(work)]
-            status, said = _talk([str(program), "run", *words, str(args.verify_every)])
-            last = said[-1] if said else ""
-            if status != 0 or not last.startswith("done "):
-                _give_up(status, last, kind, policy, seed, args, work, image)
-            figures = _figures(last)
-            total += figures
-            seconds = figures["checked_ms"] / 1000
-            print(
-                f"{kind:15} {policy:8} seed {seed}: {figures['items']} items, "
-                f"{figures['flushes']} flushes; {figures['points']}+{figures['again']} points "
-                f"in {seconds:.1f} s"
-            )
-            sys.stdout.flush()
-        whole = total["points"] == args.points
-    finally:
-        _summarise(total, args, time.monotonic() - started, whole)
+    waiting, lock = iter(plans), threading.Lock()
+    broken: list[BaseException] = []
+
+    def work_off(lane: Path) -> None:
+        while True:
+            with lock:
+                plan = None if broken else next(waiting, None)
+            if plan is None:
+                return
+            try:
+                figures = _recording(program, lane, args, plan)
+            except BaseException as error:
+                broken.append(error)
+                return
+            with lock:
+                total.update(figures)
+
+    lanes = [
+        threading.Thread(target=work_off, args=(work / f"lane{number}",))
+        for number in range(args.lanes)
+    ]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    if not isinstance(broken[0] if broken else None, Missing):
+        _summarise(total, args, time.monotonic() - started)
+    if broken:
+        raise broken[0]
     dull = [name for name in BITES if total[name] == 0]
     if args.points >= 1000 and dull:
         raise Failed(f"the run proves little: no point had any {', '.join(dull)}")
     return 0
 
 
-def _give_up(
-    status: int,
-    last: str,
-    kind: str,
-    policy: str,
-    seed: int,
-    args: argparse.Namespace,
-    work: Path,
-    image: Path,
-) -> NoReturn:
-    if status == 3:
-        raise Missing(last)
-    if last.startswith("FAILED "):
-        words = last.split()
-        _keep(args, work, image, words[words.index("point") + 1])
-        raise Failed(last)
-    raise Failed(f"recording {kind} {policy} seed {seed} ended with status {status}: {last}")
-
-
-def _summarise(total: Counter[str], args: argparse.Namespace, seconds: float, whole: bool) -> None:
+def _summarise(total: Counter[str], args: argparse.Namespace, seconds: float) -> None:
     images = total["points"] + total["again"]
-    amount = f"{total['points']}" if whole else f"ONLY {total['points']} of {args.points}"
+    short = "" if total["points"] == args.points else f"ONLY {total['points']} of "
     print(
-        f"powercut: seed {args.seed}: {amount} crash points and {total['again']} cuts inside "
-        f"recovery in {seconds:.0f} s ({images / max(seconds, 0.001):.0f} images/s)\n"
+        f"powercut: seed {args.seed}: {short}{args.points} crash points and {total['again']} cuts "
+        f"inside recovery in {seconds:.0f} s ({images / max(seconds, 0.001):.0f} images/s)\n"
         f"  of them {total['pending']} with pending writes, {total['kept']} kept some whole, "
         f"{total['torn']} tore some; {total['unpromised']} showed items not yet promised, "
         f"{total['withdrawn']} withdrew items of interval or none, {total['absent']} before the "
         f"queue existed\n"
         f"  {total['verified']} verified by the independent reader, {total['fscked']} filesystems "
         f"checked; recorded: {total['items']} items, {total['acks']} durable acks, "
-        f"{total['flushes']} flushes"
+        f"{total['flushes']} flushes",
+        flush=True,
     )
 
 
 def _replay(program: Path, work: Path, args: argparse.Namespace) -> int:
     kept = args.replay
     words = [str(kept / "image"), str(kept / "recording"), str(args.point), str(work)]
-    status, said = _talk([str(program), "replay", *words])
+    status, said = _ran([str(program), "replay", *words, *VERIFIER])
     for cut in sorted(work.glob("cut-*.img")):
         subprocess.run(["cp", "--sparse=always", str(cut), str(kept / cut.name)], check=True)
         print(f"the disk when the power came back: {kept / cut.name}")
