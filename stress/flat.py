@@ -1,14 +1,16 @@
 """Flatness: what a long-lived process of a queue holds does not grow with what others do.
 
 Samples are taken from outside: descriptors, mappings and resident memory of a process, entries of
-the queue's directory. The highest values of the second half of a run are compared with those of
-the first; the slack allows for a segment more or less.
+the queue's directory. The medians of the two halves of a run are compared, because a crowd of
+processes that prepare a segment at the same time is a peak and not growth; the slack allows for a
+segment or two.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from statistics import median_low
 
 SLACK = {"descriptors": 4, "mappings": 12, "resident KiB": 12_288, "files": 8}
 _SAMPLES_AT_LEAST = 8
@@ -45,12 +47,13 @@ class Flatness:
         if values:
             self.samples.append(values)
 
-    def highest(self) -> dict[str, tuple[int, int]]:
-        """The highest values of both halves; the first eighth is warming up."""
+    def typical(self) -> dict[str, tuple[int, int]]:
+        """The medians of both halves; the first eighth is warming up."""
         warm = self.samples[len(self.samples) // 8 :]
         first, second = warm[: len(warm) // 2], warm[len(warm) // 2 :]
         return {
-            name: (max(s[name] for s in first), max(s[name] for s in second)) for name in warm[0]
+            name: (median_low(s[name] for s in first), median_low(s[name] for s in second))
+            for name in warm[0]
         }
 
     def complaints(self) -> list[str]:
@@ -59,12 +62,12 @@ class Flatness:
             return [f"{self.name}: only {len(self.samples)} samples"]
         return [
             f"{self.name}: {name} grew from {before} to {after}"
-            for name, (before, after) in self.highest().items()
+            for name, (before, after) in self.typical().items()
             if after > before + SLACK[name]
         ]
 
     def __str__(self) -> str:
         if len(self.samples) < _SAMPLES_AT_LEAST:
             return f"{self.name}: too few samples"
-        values = (f"{name} {a} then {b}" for name, (a, b) in self.highest().items())
+        values = (f"{name} {a} then {b}" for name, (a, b) in self.typical().items())
         return f"{self.name}: {', '.join(values)}"
