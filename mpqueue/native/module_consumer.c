@@ -53,15 +53,17 @@ static struct role *role_of(struct consumer_object *consumer)
 
 enum act { ACT_RESERVE, ACT_PEEK, ACT_SKIP };
 
-static mpq_status act_try(struct role *role, enum act act, struct mpq_item *item,
-                          struct mpq_error *error)
+#define SMALL_BYTES 512 /* items up to this go by way of the stack */
+
+static mpq_status act_try(struct role *role, enum act act, struct mpq_room *room,
+                          struct mpq_item *item, struct mpq_error *error)
 {
     if (UNLIKELY(role_check(role, error) != MPQ_OK))
         return MPQ_CLOSED;
     switch (act) {
     case ACT_PEEK: return mpq_consumer_peek(role->consumer, item, error);
     case ACT_SKIP: return mpq_skip(role->consumer, &item->seq, error);
-    default: return mpq_reserve_try(role->consumer, item, error);
+    default: return mpq_reserve_into(role->consumer, room, item, error);
     }
 }
 
@@ -119,18 +121,18 @@ static int pending_raise(struct consumer_object *self)
 
 /* 1: *item is filled; 0: nothing came in time; -1: an exception is set. */
 static int act_wait(struct consumer_object *self, enum act act, uint64_t timeout,
-                    struct mpq_item *item)
+                    struct mpq_room *room, struct mpq_item *item)
 {
     struct role *role = self->role ? self->role : role_of(self);
     if (UNLIKELY(!role || pending_raise(self) < 0))
         return -1;
     struct mpq_error error;
-    mpq_status status = act_try(role, act, item, &error);
+    mpq_status status = act_try(role, act, room, item, &error);
     if (LIKELY(status == MPQ_OK))
         return 1;
     uint64_t deadline = deadline_after(timeout);
     bool last = false; /* the deadline has passed; look once more and then stop */
-    for (;; status = act_try(role, act, item, &error)) {
+    for (;; status = act_try(role, act, room, item, &error)) {
         switch (status) {
         case MPQ_OK: return 1;
         case MPQ_CORRUPT:
@@ -167,7 +169,9 @@ static PyObject *consumer_reserve(PyObject *object, PyObject *const *args, Py_ss
             return NULL;
     }
     struct mpq_item item;
-    int found = act_wait(self, ACT_RESERVE, timeout, &item);
+    uint8_t small[SMALL_BYTES];
+    struct mpq_room room = {small, self->views ? 0 : sizeof small};
+    int found = act_wait(self, ACT_RESERVE, timeout, &room, &item);
     if (LIKELY(found > 0))
         return item_wrap(self, &item, false);
     if (found < 0)
@@ -185,7 +189,9 @@ static PyObject *consumer_take(PyObject *object, PyObject *const *args, Py_ssize
         timeout_parse(given[0], &timeout) < 0)
         return NULL;
     struct mpq_item found;
-    int status = act_wait(self, ACT_RESERVE, timeout, &found);
+    uint8_t small[SMALL_BYTES];
+    struct mpq_room room = {small, self->views ? 0 : sizeof small};
+    int status = act_wait(self, ACT_RESERVE, timeout, &room, &found);
     if (status < 0)
         return NULL;
     if (status == 0)
@@ -209,7 +215,7 @@ static PyObject *consumer_peek(PyObject *object, PyObject *ignored)
     (void)ignored;
     struct consumer_object *self = (struct consumer_object *)object;
     struct mpq_item item;
-    int found = act_wait(self, ACT_PEEK, 0, &item);
+    int found = act_wait(self, ACT_PEEK, 0, NULL, &item);
     if (found > 0)
         return item_wrap(self, &item, true);
     if (found < 0)
@@ -227,7 +233,7 @@ static PyObject *consumer_wait(PyObject *object, PyObject *const *args, Py_ssize
         timeout_parse(given[0], &timeout) < 0)
         return NULL;
     struct mpq_item item;
-    int found = act_wait(self, ACT_PEEK, timeout, &item);
+    int found = act_wait(self, ACT_PEEK, timeout, NULL, &item);
     if (found < 0)
         return NULL;
     if (found > 0)
@@ -239,7 +245,7 @@ static PyObject *consumer_skip(PyObject *object, PyObject *ignored)
 {
     (void)ignored;
     struct mpq_item item;
-    int found = act_wait((struct consumer_object *)object, ACT_SKIP, 0, &item);
+    int found = act_wait((struct consumer_object *)object, ACT_SKIP, 0, NULL, &item);
     if (found > 0)
         return PyLong_FromUnsignedLongLong(item.seq);
     if (found < 0)
@@ -308,10 +314,13 @@ static int harvest_step(struct consumer_object *self, struct harvest *harvest, b
     uint32_t taken = 0;
     uint64_t missing = harvest->wanted - harvest->got;
     uint32_t ask = missing < CHUNK ? (uint32_t)missing : CHUNK;
-    uint64_t room = harvest->bytes_max ? harvest->bytes_max - harvest->bytes : 0;
+    uint64_t most = harvest->bytes_max ? harvest->bytes_max - harvest->bytes : 0;
+    uint8_t small[CHUNK * SMALL_BYTES / 4];
+    struct mpq_room room = {small, self->views ? 0 : sizeof small};
     mpq_status status = role_check(self->role, &error);
     if (status == MPQ_OK)
-        status = mpq_reserve_many_try(self->role->consumer, items, ask, room, &taken, &error);
+        status =
+            mpq_reserve_many_into(self->role->consumer, &room, items, ask, most, &taken, &error);
     switch (status) {
     case MPQ_OK: return harvest_add(self, harvest, items, taken) < 0 ? -1 : 1;
     case MPQ_CORRUPT:

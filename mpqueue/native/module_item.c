@@ -84,9 +84,11 @@ static void item_abandon(struct item_object *item)
 
 /* ---- making --------------------------------------------------------------------------------- */
 
-/* The file may be truncated between the hash and the copy. */
-static PyObject *bytes_copy(const uint8_t *from, size_t length)
+/* The file may be truncated between the hash and the copy; what lies in a room is ours. */
+static PyObject *bytes_copy(const struct mpq_item *item, const uint8_t *from, size_t length)
 {
+    if (LIKELY(item->segment == NULL))
+        return PyBytes_FromStringAndSize((const char *)from, (Py_ssize_t)length);
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length);
     if (!bytes)
         return NULL;
@@ -109,7 +111,7 @@ static PyObject *bytes_copy(const uint8_t *from, size_t length)
 
 static PyObject *body_copy(const struct mpq_item *item)
 {
-    return bytes_copy(item->body, item->length);
+    return bytes_copy(item, item->body, item->length);
 }
 
 static PyObject *body_view(struct consumer_object *consumer, const struct mpq_item *item)
@@ -164,7 +166,7 @@ PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *ite
     self->body = consumer->views && !peeked ? body_view(consumer, item) : body_copy(item);
     bool whole = self->body != NULL;
     if (UNLIKELY(item->ext_length) && whole) {
-        self->ext = bytes_copy(item->ext, item->ext_length);
+        self->ext = bytes_copy(item, item->ext, item->ext_length);
         whole = self->ext != NULL;
     }
     mpq_segment_release(item->segment);

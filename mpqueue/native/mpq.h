@@ -232,10 +232,17 @@ struct mpq_item {
     uint64_t token; /* of this hand-out: ack and nack need it */
     uint32_t attempts; /* hand-outs including this one */
     uint32_t length;
-    const uint8_t *body; /* length bytes, valid until mpq_segment_release(segment) */
+    const uint8_t *body; /* length bytes, valid until mpq_segment_release(segment), or in a room */
     const uint8_t *ext; /* ext_length bytes */
     uint16_t ext_length;
-    struct mpq_segment *segment; /* one reference, owned by the caller */
+    struct mpq_segment *segment; /* one reference, owned by the caller; NULL: it lies in a room */
+};
+
+/* Memory of the caller. Items that fit are copied there, one behind the other, before they count as
+ * handed out, and refer to no segment: for small ones cheaper than a reference. */
+struct mpq_room {
+    uint8_t *to;
+    size_t bytes;
 };
 
 /* Takes the consumer role. Waits for a live holder until the deadline, then MPQ_CONSUMER_BUSY.
@@ -256,11 +263,17 @@ bool mpq_consumer_is_closed(const struct mpq_consumer *consumer);
  */
 MPQ_CHECKED mpq_status mpq_reserve_try(struct mpq_consumer *consumer, struct mpq_item *item,
                                        struct mpq_error *error);
+MPQ_CHECKED mpq_status mpq_reserve_into(struct mpq_consumer *consumer, struct mpq_room *room,
+                                        struct mpq_item *item, struct mpq_error *error);
 /* Up to `count` items of at most max_bytes payload together (the first always fits; 0 = no bound).
  * MPQ_OK when *taken > 0. */
 MPQ_CHECKED mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struct mpq_item *items,
                                             uint32_t count, uint64_t max_bytes, uint32_t *taken,
                                             struct mpq_error *error);
+MPQ_CHECKED mpq_status mpq_reserve_many_into(struct mpq_consumer *consumer, struct mpq_room *room,
+                                             struct mpq_item *items, uint32_t count,
+                                             uint64_t max_bytes, uint32_t *taken,
+                                             struct mpq_error *error);
 /* Whether the queue is sealed and nothing is left but what is reserved: no wait can bring more. */
 MPQ_CHECKED mpq_status mpq_consumer_at_end(struct mpq_consumer *consumer, bool *at_end,
                                            struct mpq_error *error);

@@ -449,7 +449,9 @@ static void find_origin(struct mpq_item *item)
     }
 }
 
-static void show(struct mpq_consumer *consumer, const struct step_out *out, struct mpq_item *item)
+/* Before anything is booked: the copy may fault. */
+static void show(struct mpq_consumer *consumer, const struct step_out *out, struct mpq_room *room,
+                 struct mpq_item *item)
 {
     const struct mpq_frame *header = &out->seen.header;
     item->seq = header->seq;
@@ -457,9 +459,17 @@ static void show(struct mpq_consumer *consumer, const struct step_out *out, stru
     item->length = header->length;
     item->ext_length = header->ext_length;
     item->ext = out->segment->base + out->offset + MPQ_FRAME_HEADER;
+    item->segment = NULL;
+    const size_t bytes = (size_t)header->ext_length + header->length;
+    if (room != NULL && bytes <= room->bytes) {
+        item->ext = memcpy(room->to, item->ext, bytes);
+        room->to += bytes;
+        room->bytes -= bytes;
+    } else {
+        item->segment = out->segment;
+        mpq_segment_retain(out->segment);
+    }
     item->body = item->ext + header->ext_length;
-    item->segment = out->segment;
-    mpq_segment_retain(out->segment);
     if (MPQ_UNLIKELY(out->segment->epoch == 0)) {
         struct mpq_roll roll;
         out->segment->epoch = mpq_roll_read(consumer->queue, out->segment, &roll)
@@ -472,11 +482,9 @@ static void show(struct mpq_consumer *consumer, const struct step_out *out, stru
         find_origin(item);
 }
 
-static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry,
-                     const struct step_out *out, struct mpq_item *item)
+static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry, struct mpq_item *item)
 {
     struct mpq_control *control = consumer->queue->control;
-    show(consumer, out, item);
     entry->token = ++consumer->next_token;
     entry->state = MPQ_ENTRY_OUT;
     entry->attempts = count_attempt(consumer, item->seq);
@@ -522,9 +530,9 @@ static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out
     return corrupt(consumer, generation, out->offset, 1, entry->extent, error);
 }
 
-/* MPQ_EMPTY also when the next item is larger than `room` payload bytes. */
-static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *item, uint64_t room,
-                              struct mpq_error *error)
+/* MPQ_EMPTY also when the next item is larger than `most` payload bytes. */
+static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *item, uint64_t most,
+                              struct mpq_room *room, struct mpq_error *error)
 {
     struct step_out out;
     if (MPQ_UNLIKELY(consumer->tell)) {
@@ -536,20 +544,21 @@ static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *it
         mpq_status again = next_again(consumer, &out, error);
         if (again != MPQ_OK)
             return again;
-        if (out.seen.header.length > room)
+        if (out.seen.header.length > most)
             return MPQ_EMPTY;
-        uint64_t seq = mpq_again_pop(consumer);
-        hand_out(consumer, mpq_entry_of(consumer, seq), &out, item);
+        show(consumer, &out, room, item);
+        hand_out(consumer, mpq_entry_of(consumer, mpq_again_pop(consumer)), item);
         return MPQ_OK;
     }
     mpq_status status = walk(consumer, &out, error);
     if (status != MPQ_OK)
         return status;
-    if (out.seen.header.length > room)
+    if (out.seen.header.length > most)
         return MPQ_EMPTY;
     const uint64_t seq = out.seen.header.seq;
+    show(consumer, &out, room, item);
     mpq_entry_walked(consumer, seq, consumer->read_position, out.seen.extent, MPQ_ENTRY_OUT);
-    hand_out(consumer, mpq_entry_of(consumer, seq), &out, item);
+    hand_out(consumer, mpq_entry_of(consumer, seq), item);
     return MPQ_OK;
 }
 
@@ -567,38 +576,45 @@ static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_erro
                     queue->path);
 }
 
-static mpq_status reserve_inside(struct mpq_consumer *consumer, struct mpq_item *item,
-                                 struct mpq_error *error)
+static mpq_status reserve_inside(struct mpq_consumer *consumer, struct mpq_room *room,
+                                 struct mpq_item *item, struct mpq_error *error)
 {
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
-    status = reserve_one(consumer, item, UINT64_MAX, error);
+    status = reserve_one(consumer, item, UINT64_MAX, room, error);
     if (status == MPQ_EMPTY)
         status = empty_or_sealed(consumer, error);
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
     return status;
 }
 
+mpq_status mpq_reserve_into(struct mpq_consumer *consumer, struct mpq_room *room,
+                            struct mpq_item *item, struct mpq_error *told)
+{
+    struct mpq_error local;
+    return reserve_inside(consumer, room, item, told != NULL ? told : &local);
+}
+
 mpq_status mpq_reserve_try(struct mpq_consumer *consumer, struct mpq_item *item,
                            struct mpq_error *told)
 {
-    struct mpq_error local;
-    return reserve_inside(consumer, item, told != NULL ? told : &local);
+    return mpq_reserve_into(consumer, NULL, item, told);
 }
 
-static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_item *items, uint32_t count,
-                              uint64_t max_bytes, uint32_t *taken, struct mpq_error *error)
+static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_room *room,
+                              struct mpq_item *items, uint32_t count, uint64_t max_bytes,
+                              uint32_t *taken, struct mpq_error *error)
 {
     *taken = 0;
     volatile uint64_t bytes = 0;
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     while (*taken < count) {
-        uint64_t room = UINT64_MAX;
+        uint64_t most = UINT64_MAX;
         if (max_bytes != 0 && *taken != 0) {
             if (bytes >= max_bytes) /* an item without a byte is one too many as well */
                 break;
-            room = max_bytes - bytes;
+            most = max_bytes - bytes;
         }
-        status = reserve_one(consumer, &items[*taken], room, error);
+        status = reserve_one(consumer, &items[*taken], most, room, error);
         if (status != MPQ_OK)
             break;
         bytes = bytes + items[*taken].length;
@@ -614,12 +630,20 @@ static mpq_status many_inside(struct mpq_consumer *consumer, struct mpq_item *it
     return *taken != 0 ? MPQ_OK : status;
 }
 
+mpq_status mpq_reserve_many_into(struct mpq_consumer *consumer, struct mpq_room *room,
+                                 struct mpq_item *items, uint32_t count, uint64_t max_bytes,
+                                 uint32_t *taken, struct mpq_error *told)
+{
+    struct mpq_error local;
+    return many_inside(consumer, room, items, count, max_bytes, taken,
+                       told != NULL ? told : &local);
+}
+
 mpq_status mpq_reserve_many_try(struct mpq_consumer *consumer, struct mpq_item *items,
                                 uint32_t count, uint64_t max_bytes, uint32_t *taken,
                                 struct mpq_error *told)
 {
-    struct mpq_error local;
-    return many_inside(consumer, items, count, max_bytes, taken, told != NULL ? told : &local);
+    return mpq_reserve_many_into(consumer, NULL, items, count, max_bytes, taken, told);
 }
 
 mpq_status mpq_consumer_at_end(struct mpq_consumer *consumer, bool *at_end, struct mpq_error *error)
@@ -644,7 +668,7 @@ static mpq_status peek_inside(struct mpq_consumer *consumer, struct mpq_item *it
     consumer->peeking = false;
     if (status == MPQ_OK) {
         memset(item, 0, sizeof *item);
-        show(consumer, &out, item);
+        show(consumer, &out, NULL, item);
         item->attempts = mpq_attempts_of(consumer->queue, item->seq);
     } else if (status == MPQ_EMPTY) {
         status = empty_or_sealed(consumer, error);
