@@ -6,8 +6,8 @@
 
 Needs root, /dev/fuse, loop devices and a C compiler; mpqueue must be importable, because its
 independent reader verifies a part of the images. Everything happens in memory and in mount
-namespaces of its own. Exit status: 0 all points held, 1 one did not or the instrument failed, 3 this
-machine cannot run it (the reason is the last line). powercut.md says how it works.
+namespaces of its own. Exit status: 0 all points held, 1 one did not or the instrument failed, 3
+this machine cannot run it (the reason is the last line). powercut.md says how it works.
 """
 
 from __future__ import annotations
