@@ -27,7 +27,7 @@
  * BREAK_GAP_ORDER      gaps first to last, and not looked after again
  * BREAK_NO_RECHECK     the reader does not look at the selector again */
 #ifndef MORTALS
-#define MORTALS 3 /* 2: the consumer lives on */
+#define MORTALS 3 /* 2: the consumer lives on; 1: so does the second producer */
 #endif
 #define PRODUCERS 2
 #define CONSUMER 3

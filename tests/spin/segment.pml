@@ -75,7 +75,7 @@ inline build() {
         :: won ->
            atomic { /* rename */
              file = name[i]; name[i] = 0; won = false;
-             assert(file == 0 || i < oldest);
+             assert(file == 0 || i < tail); /* nothing of it is live */
 #ifdef BREAK_KEPT_LOAD
              if
              :: file == 0 -> assert(false)
