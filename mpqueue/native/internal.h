@@ -578,7 +578,8 @@ void mpq_quarantine(struct mpq_queue *queue, const struct mpq_segment *segment, 
 /* ---- recover.c: the range is held. Afterwards control is mapped and true. */
 /* Trusts control when it is proved fresh, rebuilds it otherwise. */
 mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error);
-/* rebuild.c: from meta, cursor and segments; repair: every body is looked at, damage is settled. */
+/* open.c: the directory's own name is durable. */
+mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error);
 /* evidence.c: lifetime totals that control proves, though it is not of this boot or not whole. */
 struct mpq_evidence {
     uint64_t accepted; /* items; 0 = nothing is known */
@@ -588,6 +589,7 @@ struct mpq_evidence {
 mpq_status mpq_evidence_read(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
                              const char *boot_id, struct mpq_evidence *known,
                              struct mpq_error *error);
+/* rebuild.c: from meta, cursor and segments; repair: every body is looked at, damage is settled. */
 struct mpq_rebuild_how {
     bool repair;
     bool dry;

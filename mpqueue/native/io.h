@@ -29,6 +29,7 @@ struct mpq_io {
     int (*link)(mpq_io *io, int dirfd, const char *from, const char *to); /* never replaces */
     int (*unlink)(mpq_io *io, int dirfd, const char *name);
     int (*list)(mpq_io *io, int dirfd, int (*each)(void *arg, const char *name), void *arg);
+    /* Of struct stat: st_dev, st_ino, st_mode, st_nlink, st_size, st_blocks. */
     int (*stat)(mpq_io *io, int dirfd, const char *name, struct stat *out);
     int (*fstat)(mpq_io *io, int fd, struct stat *out);
     int (*statfs)(mpq_io *io, int fd, struct statfs *out);

@@ -129,6 +129,19 @@ static int ours(void *argument, const char *name)
     return 0;
 }
 
+mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    mpq_status status = MPQ_OK;
+    int parent = io->open(io, queue->dirfd, "..", O_RDONLY | O_DIRECTORY, 0);
+    if (parent < 0) /* of another user: whoever made the directory there has synced it */
+        return MPQ_OK;
+    if (io->sync(io, parent) != 0)
+        status = mpq_fail_errno(error, "%s: cannot sync the parent directory", queue->path);
+    io->close(io, parent);
+    return status;
+}
+
 static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args *args,
                              bool made_directory, struct mpq_error *error)
 {
@@ -160,15 +173,7 @@ static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args
     status = mpq_meta_create(queue, &args->options, error);
     if (status != MPQ_OK)
         return status;
-    if (made_directory) {
-        int parent = io->open(io, queue->dirfd, "..", O_RDONLY | O_DIRECTORY, 0);
-        if (parent >= 0) {
-            if (io->sync(io, parent) != 0)
-                status = mpq_fail_errno(error, "%s: cannot sync the parent directory", queue->path);
-            io->close(io, parent);
-        }
-    }
-    return status;
+    return made_directory ? mpq_sync_parent(queue, error) : MPQ_OK;
 }
 
 /* ---- identity */
