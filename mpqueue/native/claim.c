@@ -273,6 +273,8 @@ static bool map_missing(struct mpq_queue *queue, uint64_t generation, struct mpq
     return false;
 }
 
+/* A ring may be full of segments that were prepared ahead and are too small for a large item: they
+ * are passed without an item (`stuck`), or it would wait for ever for somebody's small one. */
 mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
                      const struct mpq_lock_wait *wait, struct mpq_guard *guard,
                      struct mpq_claim *claim, struct mpq_error *error)
@@ -285,6 +287,7 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
     if (status != MPQ_OK)
         return status;
     claim->need = MPQ_NEED_NOTHING;
+    claim->passed = false;
     const uint64_t now_ns = queue->io->wall_ns(queue->io);
     claim->enqueued_at = now_ns;
     uint64_t entered[ENTER_MAX + 1];
@@ -311,8 +314,17 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
         }
         if (status == MPQ_OK)
             status = place(queue, &tail, bytes, claim, entered);
+        const bool stuck = status == MPQ_AGAIN && claim->need == MPQ_NEED_SEGMENT &&
+                           entered[0] != 0 && !mpq_ring_room(queue, claim->need_generation);
+        if (stuck) {
+            roll(queue, &tail, entered, now_ns);
+            mpq_tail_write(control, &tail);
+            claim->passed = true;
+        }
         if (status != MPQ_OK) {
             mpq_lock_release(queue);
+            if (stuck) /* the walk over them moves the floor */
+                mpq_wake(queue, &control->items_event, &control->items_waiting);
             if (status != MPQ_AGAIN || claim->need != MPQ_NEED_NOTHING)
                 return status;
             if (!map_missing(queue, claim->need_generation, error, &status))

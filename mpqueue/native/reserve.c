@@ -367,6 +367,12 @@ static mpq_status walk(struct mpq_consumer *consumer, struct step_out *out, stru
         }
         return MPQ_OK;
     }
+    if (!consumer->peeking && consumer->record.floor == consumer->read_seq &&
+        consumer->record.floor_position < consumer->read_position) {
+        /* Nothing is outstanding: padding and empty segments hold nothing that keeps the floor. */
+        consumer->record.floor_position = consumer->read_position;
+        consumer->record_changed = true;
+    }
     mpq_settle_commit(consumer);
     if (!consumer->blocked_on_claim && consumer->claimed_at != consumer->read_position &&
         mpq_load(control->blocked_on_claim) != 0)

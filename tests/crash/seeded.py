@@ -220,7 +220,7 @@ BUGS = (
     ),
     Bug(
         "the next seq comes from what is found only",
-        "rebuild.c",
+        "rebuild_finish.c",
         "    if (meta->epoch != 0)\n"
         "        tail.next_seq = mpq_max64(tail.next_seq, meta->seq_mark);",
         "    tail.next_seq = mpq_max64(r->next, 1);",
@@ -228,7 +228,7 @@ BUGS = (
     ),
     Bug(
         "recovery is not written back",
-        "rebuild.c",
+        "rebuild_finish.c",
         "        int rc = queue->io->msync(queue->io, segment->base, segment->bytes);",
         "        int rc = 0;",
         POWER,

@@ -1,5 +1,6 @@
 /* test_queue.c - put, reserve, ack, nack, batches, segment ends and refusals through mpq.h. */
 #include "fixture.h"
+#include "internal.h"
 #include "io.h"
 
 static void items_come_in_order_and_leave_by_ack(void)
@@ -203,6 +204,51 @@ static void refusals_change_nothing(void)
     fixture_remove(&fixture);
 }
 
+/* A producer prepares ahead and dies, or gives up: what it left may be too small for the next item.
+ */
+static void a_large_item_passes_segments_that_are_too_small(void)
+{
+    static const uint8_t body[200 << 10];
+    for (uint32_t policy = 0; policy < 4; policy++) {
+        struct fixture fixture;
+        fixture_make(&fixture);
+        struct mpq_open_args args = fixture_args(&fixture, policy);
+        args.options.max_segments = 4;
+        struct mpq_queue *queue = open_queue(&args);
+        struct mpq_consumer *consumer = open_consumer(queue);
+        put_ok(queue, body, 100);
+        struct mpq_item item = reserve_ok(consumer);
+        ack_ok(consumer, &item);
+        struct mpq_call call = FOREVER;
+        struct mpq_error error;
+        const uint64_t tail = MPQ_POSITION_GEN(mpq_tail_position(queue->control));
+        for (uint64_t ahead = 1; ahead <= 2; ahead++)
+            CHECK_STATUS(mpq_segment_prepare(queue, tail + ahead, queue->segment_size, &call,
+                                             &error),
+                         MPQ_OK, error);
+        uint64_t seq = 0, ticket = 0;
+        const struct mpq_item_in large = {.body = body, .length = sizeof body};
+        const struct mpq_call now = {.deadline_ns = 0};
+        CHECK_STATUS(mpq_put(queue, &large, &now, &seq, &ticket, &error), MPQ_FULL, error);
+        CHECK(nothing_ready(consumer)); /* but the walk went on */
+        CHECK_STATUS(mpq_consumer_sync(consumer, &error), MPQ_OK, error);
+        const struct mpq_call soon = {.deadline_ns = mpq_monotonic_ns() + 10000 * MPQ_MS};
+        mpq_status status = mpq_put(queue, &large, &soon, &seq, &ticket, &error);
+        if (status == MPQ_FLUSH)
+            status = mpq_put_flush(queue, ticket, &soon, &error);
+        CHECK_STATUS(status, MPQ_OK, error);
+        CHECK_EQ(seq, 2);
+        item = reserve_ok(consumer);
+        CHECK_EQ(item.seq, 2);
+        CHECK_EQ(item.length, sizeof body);
+        ack_ok(consumer, &item);
+        CHECK_EQ(mpq_depth(queue), 0);
+        close_consumer(consumer);
+        close_queue(queue);
+        fixture_remove(&fixture);
+    }
+}
+
 static int nfs_statfs(mpq_io *io, int fd, struct statfs *out)
 {
     int rc = mpq_io_system.statfs(io, fd, out);
@@ -234,6 +280,7 @@ int main(void)
     RUN(segments_roll_and_are_used_again);
     RUN(a_batch_has_consecutive_seqs_and_a_bound);
     RUN(refusals_change_nothing);
+    RUN(a_large_item_passes_segments_that_are_too_small);
     RUN(a_refused_filesystem_is_named);
     return 0;
 }
