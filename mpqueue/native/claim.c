@@ -287,7 +287,6 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
     if (status != MPQ_OK)
         return status;
     claim->need = MPQ_NEED_NOTHING;
-    claim->passed = false;
     const uint64_t now_ns = queue->io->wall_ns(queue->io);
     claim->enqueued_at = now_ns;
     uint64_t entered[ENTER_MAX + 1];
@@ -319,11 +318,10 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
         if (stuck) {
             roll(queue, &tail, entered, now_ns);
             mpq_tail_write(control, &tail);
-            claim->passed = true;
         }
         if (status != MPQ_OK) {
             mpq_lock_release(queue);
-            if (stuck) /* the walk over them moves the floor */
+            if (stuck) /* the walk over them moves the floor; it flushes them */
                 mpq_wake(queue, &control->items_event, &control->items_waiting);
             if (status != MPQ_AGAIN || claim->need != MPQ_NEED_NOTHING)
                 return status;

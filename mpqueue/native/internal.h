@@ -403,7 +403,6 @@ struct mpq_claim {
     enum mpq_need need; /* on MPQ_AGAIN */
     uint64_t need_generation, need_bytes;
     bool past_half; /* the next segment should be prepared */
-    bool passed; /* segments too small for this item were passed: a flush shows it */
 };
 /* queue->mutex held. MPQ_OK: claimed, the guard knows. MPQ_AGAIN: see need. MPQ_FULL: room (need =
  * MPQ_NEED_ROOM). */

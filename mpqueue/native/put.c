@@ -165,11 +165,8 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
         struct mpq_error full;
         bool is_full = status == MPQ_FULL;
         if (status == MPQ_AGAIN && once.claim.need == MPQ_NEED_SEGMENT) {
-            if (once.claim.passed && mpq_visible_is_durable(queue))
-                status = mpq_flush(queue, call, error);
-            if (status == MPQ_AGAIN || status == MPQ_OK)
-                status = mpq_segment_prepare(queue, once.claim.need_generation,
-                                             once.claim.need_bytes, call, error);
+            status = mpq_segment_prepare(queue, once.claim.need_generation, once.claim.need_bytes,
+                                         call, error);
             is_full = status == MPQ_FULL;
         } else if (status == MPQ_AGAIN && once.claim.need == MPQ_NEED_MARK) {
             struct mpq_tail_now tail; /* a mark lasts: never one out of an overwritten control */

@@ -221,6 +221,11 @@ static void consume_some(struct run *run)
     uint32_t taken = 0, bad = 0;
     uint32_t want = 1 + (uint32_t)(shadow_random(run->world) % 16);
     mpq_status status = mpq_reserve_many_try(run->consumer, items, want, 0, &taken, &error);
+    if (status == MPQ_AGAIN) { /* a claim of the dead, or padding that nobody flushes */
+        status = mpq_reserve_wait(run->consumer, &patient, &error);
+        if (status == MPQ_OK)
+            return;
+    }
     if (status != MPQ_OK && status != MPQ_EMPTY)
         fail(run, -1, error.message, status, 0);
     uint64_t seqs[16], tokens[16];
