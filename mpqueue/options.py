@@ -20,7 +20,7 @@ __all__ = ["DURABILITIES", "Options", "from_native", "to_native"]
 DURABILITIES: tuple[Durability, ...] = ("none", "interval", "group", "sync")
 """All policies; the place of each is its stored number."""
 
-_SECONDS = ("interval", "ack_linger", "retain", "lease_timeout", "dead_retain")
+_SECONDS = ("interval", "ack_linger", "retain")
 _NUMBERS = (
     "segment_size",
     "capacity",
@@ -31,9 +31,8 @@ _NUMBERS = (
     "interval_items",
     "ack_window",
     "max_members",
-    "max_attempts",
 )
-_OPTIONAL = ("capacity", "max_bytes", "lease_timeout", "max_attempts", "dead_retain")
+_OPTIONAL = ("capacity", "max_bytes")
 _SECONDS_MAX = 1e9
 
 
@@ -67,14 +66,6 @@ class Options(Record):
     """Entries of the table of members; fixed at creation. Default 1,024."""
     retain: float
     """Keep acked segments for so many seconds. Default 0."""
-    lease_timeout: float | None
-    """A hand-out ends after so many seconds; None = never."""
-    max_attempts: int | None
-    """Hand-outs before an item becomes a dead letter; None = no bound."""
-    backoff: tuple[float, ...]
-    """Delays of repeated nacks, seconds; the last repeats."""
-    dead_retain: float | None
-    """Keep dead letters for so many seconds; None = for ever."""
     mode: int
     """Permission bits of the files; the directory has the matching x bits. Default 0o600."""
 
@@ -107,18 +98,14 @@ def to_native(options: Mapping[str, Any]) -> dict[str, object]:
                     f"option durability is {value!r}: it is one of {', '.join(DURABILITIES)}"
                 )
             stored[name] = DURABILITIES.index(value)
-        elif name == "backoff":
-            if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-                raise ValueError(f"option backoff is {value!r}: it takes a tuple of seconds")
-            stored["backoff_ns"] = tuple(_nanoseconds(name, step) for step in value)
         elif name == "mode":
             if _number(name, value, 0) > 0o777:
                 raise ValueError(f"option mode is {value!r}: it takes permission bits like 0o660")
             stored["file_mode"] = value & 0o666
         elif value is None and optional:
-            stored[f"{name}_ns" if name in _SECONDS else name] = 0
+            stored[name] = 0
         elif name in _SECONDS:
-            stored[f"{name}_ns"] = _nanoseconds(name, value, optional or name == "interval")
+            stored[f"{name}_ns"] = _nanoseconds(name, value, name == "interval")
         elif name in _NUMBERS:
             stored[name] = _number(name, value, 1 if optional else 0)
         else:
@@ -132,8 +119,6 @@ def from_native(stored: Mapping[str, Any]) -> Options:
     for name in Options.__annotations__:
         if name == "durability":
             values[name] = DURABILITIES[stored[name]]
-        elif name == "backoff":
-            values[name] = tuple(step / 1e9 for step in stored["backoff_ns"])
         elif name == "mode":
             values[name] = stored["file_mode"]
         else:

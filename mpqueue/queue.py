@@ -86,10 +86,6 @@ class Queue(_native.Queue):
         ack_linger: float | None = None,
         max_members: int | None = None,
         retain: float | None = None,
-        lease_timeout: float | None = None,
-        max_attempts: int | None = None,
-        backoff: tuple[float, ...] | None = None,
-        dead_retain: float | None = None,
         mode: int | None = None,
         on_loss: Callable[[Corrupt], object] | None = None,
     ) -> None:
@@ -118,10 +114,6 @@ class Queue(_native.Queue):
             "ack_linger": ack_linger,
             "max_members": max_members,
             "retain": retain,
-            "lease_timeout": lease_timeout,
-            "max_attempts": max_attempts,
-            "backoff": backoff,
-            "dead_retain": dead_retain,
             "mode": mode,
         }
         if on_loss is not None and not callable(on_loss):

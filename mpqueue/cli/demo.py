@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -233,10 +234,14 @@ class Progress:
         if not self._live:
             common.say(text)
             return
-        filled = 30 * min(delivered, self._total) // max(self._total, 1)
-        ahead = 30 * min(accepted, self._total) // max(self._total, 1)
-        bar = ("#" * filled).ljust(ahead, "-").ljust(30)
-        print(f"\r[{bar}] {text}\x1b[K", end="", file=sys.stderr, flush=True)
+        # One line, whatever the terminal's width: a wrapped one cannot be drawn over.
+        columns = shutil.get_terminal_size().columns
+        width = max(0, min(30, columns - len(text) - 4))
+        filled = width * min(delivered, self._total) // max(self._total, 1)
+        ahead = width * min(accepted, self._total) // max(self._total, 1)
+        bar = ("#" * filled).ljust(ahead, "-").ljust(width)
+        line = f"[{bar}] {text}"[: columns - 1]
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Leaves the line."""

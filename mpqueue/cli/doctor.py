@@ -84,7 +84,7 @@ def _place(view: Inspection) -> Iterator[Advice]:
         text = f"{len(holes)} segments are not fully allocated: a full disk can fail a put late"
         yield Advice("warning", "space", text)
     else:
-        yield Advice("ok", "space", "segments are allocated ahead: a put cannot meet a full disk")
+        yield Advice("ok", "space", "segments are wholly allocated: a full disk refuses a new one")
 
 
 def filesystem(path: Path) -> str:

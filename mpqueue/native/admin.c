@@ -156,6 +156,9 @@ mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
         mpq_lock_release(queue);
         mpq_wake(queue, &queue->control->space_event, &queue->control->space_waiting);
         mpq_wake(queue, &queue->control->items_event, &queue->control->items_waiting);
+        /* What was put under a policy that does not flush is visible under this one when it is. */
+        if ((given & MPQ_GIVEN_DURABILITY) != 0 && mpq_visible_is_durable(queue))
+            status = mpq_flush(queue, call, error);
     }
     mpq_exit(queue);
     return status;

@@ -245,7 +245,9 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
     mpq_status status = MPQ_OK;
     if (mpq_load(queue->control->poison_errno) == 0)
         status = mpq_consumer_sync(consumer, error);
-    if (status == MPQ_OK)
+    if (status == MPQ_REMOVED) /* nothing is left that acks could be kept in */
+        status = MPQ_OK;
+    else if (status == MPQ_OK)
         mpq_reclaim(consumer, false);
     mpq_mutex_lock(&consumer->mutex);
     consumer->closed = true; /* whoever takes the mutex after this touches nothing */

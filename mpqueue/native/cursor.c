@@ -216,6 +216,9 @@ static mpq_status write_slot(struct mpq_consumer *consumer, struct mpq_error *er
             error->os_errno = failed;
         return MPQ_FLUSH_FAILED;
     }
+    /* A cursor that no opener will find makes no ack durable. */
+    if (mpq_still_there(queue, error) == MPQ_REMOVED)
+        return MPQ_REMOVED;
     consumer->cursor_number = head->number;
     consumer->cursor_next = 1 - slot;
     consumer->slot_floor[slot] = head->floor;

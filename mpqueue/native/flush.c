@@ -413,6 +413,8 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
 /* What was put is in the queue: its caller must not take another error for "nothing changed". */
 static mpq_status outcome_unknown(mpq_status status, struct mpq_error *error)
 {
+    if (status == MPQ_OK) /* and nothing is in the message */
+        return status;
     const size_t used = error != NULL ? strlen(error->message) : 0;
     if (status == MPQ_REMOVED && error != NULL)
         snprintf(error->message + used, sizeof error->message - used,

@@ -378,13 +378,20 @@ mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
         return status;
     if (queue->io->fstat(queue->io, queue->checker, &now) != 0)
         return mpq_fail_errno(error, "%s: cannot look at meta", queue->path);
-    if (now.st_nlink > 0 && now.st_ino == queue->meta_inode)
-        return MPQ_OK;
+    const bool meta = now.st_nlink > 0 && now.st_ino == queue->meta_inode;
+    if (meta) {
+        if (queue->io->stat(queue->io, queue->dirfd, "control", &now) == 0) {
+            if (now.st_ino == queue->control_inode)
+                return MPQ_OK;
+        } else if (errno != ENOENT) {
+            return mpq_fail_errno(error, "%s: cannot look at control", queue->path);
+        }
+    }
     mpq_store(queue->removed, 1);
     return mpq_fail(
         error, MPQ_REMOVED,
-        "%s: the queue's directory or its meta file was deleted or replaced while it was "
-        "open; open it again",
+        "%s: the queue's directory, its meta or its control file was deleted or replaced while it "
+        "was open; close every process that has it open, then open it again",
         queue->path);
 }
 

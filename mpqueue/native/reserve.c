@@ -322,7 +322,11 @@ static enum step step(struct mpq_consumer *consumer, struct step_out *out, struc
     }
     const uint64_t generation = MPQ_POSITION_GEN(consumer->read_position);
     if (MPQ_POSITION_OFF(consumer->read_position) < MPQ_SEGMENT_FIRST) {
-        bool none = generation < mpq_load(queue->control->oldest_generation);
+        const uint64_t oldest = mpq_load(queue->control->oldest_generation);
+        if (oldest > MPQ_POSITION_GEN(mpq_tail_position(queue->control)) + 1 ||
+            MPQ_POSITION_GEN(consumer->limit) > oldest + MPQ_RING)
+            return stop(out, mpq_overwritten(queue, error)); /* or it would walk for ages */
+        const bool none = generation < oldest;
         consumer->read_position =
             none ? MPQ_POSITION(generation + 1, 0) : MPQ_POSITION(generation, MPQ_SEGMENT_FIRST);
         return STEP_ON;

@@ -28,10 +28,6 @@ MADE: dict[str, object] = {
     "ack_linger": 0.5,
     "max_members": 16,
     "retain": 0.0,
-    "lease_timeout": 5.0,
-    "max_attempts": 3,
-    "backoff": (1.0, 2.0),
-    "dead_retain": 60.0,
     "mode": 0o600,
 }
 OTHER: dict[str, object] = {
@@ -48,10 +44,6 @@ OTHER: dict[str, object] = {
     "ack_linger": 0.25,
     "max_members": 17,
     "retain": 1.0,
-    "lease_timeout": 6.0,
-    "max_attempts": 4,
-    "backoff": (1.0,),
-    "dead_retain": 61.0,
     "mode": 0o660,
 }
 each = pytest.mark.parametrize("name", OTHER)

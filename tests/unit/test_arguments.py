@@ -110,7 +110,7 @@ def test_odd_options_are_refused_by_name(
 
 def test_zero_does_not_stand_for_no_bound(spool: Path) -> None:
     """0 is how the files spell "none"; from a user it would mean the opposite of what it says."""
-    for name in ("capacity", "max_bytes", "max_attempts", "lease_timeout", "dead_retain"):
+    for name in ("capacity", "max_bytes"):
         with pytest.raises(ValueError, match=name):
             mpqueue.Queue(spool, **{name: 0})
     with pytest.raises(ValueError, match="interval is 0: it takes seconds above 0"):
