@@ -235,6 +235,8 @@ def test_missing_segments_are_named_with_what_they_held(
     image.floor, image.acked = 2, {3}
     image.floor_position = layout.position(1, layout.SEGMENT_FIRST + 10048)
     image.cursor_next_seq, image.durable_position = segment.next_seq, segment.end
+    image.durable_items = 12
+    image.totals["settled_items"] = 2
     if live:
         image.live()
     image.write()

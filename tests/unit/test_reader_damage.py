@@ -67,6 +67,8 @@ def strike(path: Path, harm: Harm) -> None:
     segments = sorted(file for file in path.iterdir() if file.name.startswith("segment-"))
     victim = segments[harm.segment % len(segments)]
     data = bytearray(victim.read_bytes())
+    if not data:  # truncated before
+        return
     place = harm.place * len(data) // 65_536
     other = harm.other * len(data) // 65_536
     if harm.kind == "flip":
