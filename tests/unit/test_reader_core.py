@@ -193,7 +193,7 @@ def test_missing_files_cost_what_they_held(tmp_path: Path, rng: random.Random) -
     with mpqueue.Queue(source, **SMALL) as queue, queue.consumer() as consumer:
         for number in range(60):
             queue.put(bytes([number]) * rng.randrange(6000))
-        consumer.ack_many(consumer.reserve_many(rng.randrange(40), timeout=0))
+        consumer.ack_many(consumer.reserve_many(rng.randrange(1, 40), timeout=0))
         for index, item in enumerate(consumer.reserve_many(10, timeout=0)):
             item.nack() if index % 3 else item.ack()
     with inspect(source) as view:
