@@ -379,6 +379,8 @@ mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error *error)
     if (queue->io->fstat(queue->io, queue->checker, &now) != 0)
         return mpq_fail_errno(error, "%s: cannot look at meta", queue->path);
     const bool meta = now.st_nlink > 0 && now.st_ino == queue->meta_inode;
+    if (meta && queue->incarnation == 0)
+        return MPQ_OK; /* opening: control may not have its name yet */
     if (meta) {
         if (queue->io->stat(queue->io, queue->dirfd, "control", &now) == 0) {
             if (now.st_ino == queue->control_inode)
