@@ -49,6 +49,7 @@ FLAG_BATCH_LAST: Final = 0x0008
 
 SEED_GENERATION: Final = 0x9E3779B185EBCA87
 SEED_OFFSET: Final = 0xC2B2AE3D27D4EB4F
+SEQ_MAX: Final = (1 << 64) // 4 - 1  # nothing above it was written by a queue
 SEED_SEQ: Final = 0x165667B19E3779F9
 MASK64: Final = (1 << 64) - 1
 

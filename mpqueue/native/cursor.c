@@ -50,8 +50,8 @@ int mpq_cursor_read(struct mpq_queue *queue, int fd, int index, uint8_t *slot)
     return head->magic == MPQ_CURSOR_MAGIC && head->version == MPQ_FORMAT_VERSION &&
                    head->slot_bytes == bytes && memcmp(head->uuid, queue->uuid, 16) == 0 &&
                    head->window == queue->created.ack_window &&
-                   head->attempts_count <= MPQ_CURSOR_ATTEMPTS &&
-                   head->hash == slot_hash(queue, slot)
+                   head->attempts_count <= MPQ_CURSOR_ATTEMPTS && head->floor <= MPQ_SEQ_MAX &&
+                   head->next_seq <= MPQ_SEQ_MAX && head->hash == slot_hash(queue, slot)
                ? 0
                : 1;
 }

@@ -56,7 +56,7 @@ static bool plausible(const struct mpq_segment *segment, uint64_t offset, uint64
                       struct mpq_seen *seen)
 {
     const struct mpq_frame *header = &seen->header;
-    if (header->seq < min_seq || header->ext_length % 8 != 0)
+    if (header->seq - min_seq > MPQ_SEQ_MAX - min_seq || header->ext_length % 8 != 0)
         return false;
     seen->extent = MPQ_FRAME_EXTENT(header->ext_length, header->length);
     if (seen->extent > segment->bytes - offset)

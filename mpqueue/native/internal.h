@@ -309,6 +309,7 @@ mpq_status mpq_poisoned(struct mpq_queue *queue, struct mpq_error *error);
 mpq_status mpq_mark_raise(struct mpq_queue *queue, uint64_t seq, uint64_t generation,
                           const struct mpq_call *call, struct mpq_error *error);
 #define MPQ_SEQ_BLOCK (1ULL << 20)
+#define MPQ_SEQ_MAX (UINT64_MAX / 4) /* nothing above it was written here, whatever its hash */
 
 /* ---- frame.c */
 static inline uint64_t mpq_header_seed(uint64_t hash_seed, uint64_t generation, uint64_t offset)
@@ -429,7 +430,13 @@ void mpq_flush_if_due(struct mpq_queue *queue);
 bool mpq_visible_is_durable(const struct mpq_queue *queue);
 
 /* ---- consumer.c, reserve.c, ack.c, cursor.c, reclaim.c */
-enum mpq_entry_state { MPQ_ENTRY_NONE, MPQ_ENTRY_OUT, MPQ_ENTRY_AGAIN, MPQ_ENTRY_SETTLED };
+enum mpq_entry_state {
+    MPQ_ENTRY_NONE,
+    MPQ_ENTRY_OUT,
+    MPQ_ENTRY_AGAIN,
+    MPQ_ENTRY_LOST, /* while a loss that begins here is booked */
+    MPQ_ENTRY_SETTLED
+};
 struct mpq_entry { /* one per seq in the window, by seq modulo the table */
     uint64_t seq;
     uint64_t position;

@@ -15,7 +15,7 @@ static bool is_plausible(const struct mpq_meta_slot *slot)
 {
     struct mpq_error why;
     return slot->version != MPQ_FORMAT_VERSION ||
-           (slot->epoch <= MPQ_INCARNATION_MAX / 2 && slot->seq_mark <= INT64_MAX &&
+           (slot->epoch <= MPQ_INCARNATION_MAX / 2 && slot->seq_mark <= MPQ_SEQ_MAX &&
             slot->generation_mark <= MPQ_POSITION_GEN(UINT64_MAX) / 2 &&
             mpq_options_check(&slot->options, &why) == MPQ_OK);
 }
@@ -148,8 +148,7 @@ mpq_status mpq_meta_create(struct mpq_queue *queue, const struct mpq_options *op
         meta.device = now.st_dev;
         if (write_slots(queue, fd, &meta) != 0 || io->sync(io, fd) != 0)
             status = mpq_fail_errno(error, "%s: cannot write meta", queue->path);
-        else if (io->link(io, queue->dirfd, name, "meta") != 0 &&
-                 !mpq_meta_exists(queue))
+        else if (io->link(io, queue->dirfd, name, "meta") != 0 && !mpq_meta_exists(queue))
             status = mpq_fail_errno(error, "%s: cannot name meta", queue->path);
         else if (io->sync(io, queue->dirfd) != 0)
             status = mpq_fail_errno(error, "%s: cannot sync the directory", queue->path);

@@ -333,6 +333,7 @@ static void miss_end(struct rebuild *r, const struct mpq_meta_slot *meta)
         count = accepted - settled - r->accounted;
     if (count == 0 && all_taken(r, meta))
         count = 1;
+    count = mpq_min64(count, MPQ_SEQ_MAX - mpq_min64(r->next, MPQ_SEQ_MAX));
     r->accounted += count;
     if (r->how->repair) {
         r->lost += count; /* ... and the walk ended before them */
@@ -340,8 +341,12 @@ static void miss_end(struct rebuild *r, const struct mpq_meta_slot *meta)
     }
     r->missing_end = count;
     r->unsettled += count;
-    for (uint64_t left = count; left != 0; r->next++) /* settled ones among them are not missing */
-        left -= !settled_before(r, r->next);
+    /* Settled ones among them are not missing. Beyond the window there is none: a count that makes
+     * no sense costs no time. */
+    const uint64_t window_end = r->floor + (uint64_t)r->queue->window_words * 32;
+    for (; count != 0 && r->next < window_end; r->next++)
+        count -= !settled_before(r, r->next);
+    r->next += count;
 }
 
 /* Where the walk before segment `to`, which holds an item, ended; 0 = its roll does not tell. */

@@ -112,40 +112,40 @@ static void mark_damaged(struct mpq_queue *queue, uint64_t generation)
 }
 
 /* Books the seqs read_seq..next_seq - 1, which lay in from..to, as lost unless they were settled
- * before. The walk goes on at `to`. */
+ * before. The walk goes on at `to`. The first of them is settled last and keeps the floor until
+ * then: who dies between two flips leaves the rest to be counted. */
 static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to, uint64_t next_seq,
                        struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
     const uint64_t first = consumer->read_seq;
-    const uint64_t window = (uint64_t)queue->window_words * 32;
-    const uint64_t count = next_seq > first ? next_seq - first : 0;
-    if (count != 0 && window_blocks(consumer, next_seq - 1))
+    const uint64_t extent = MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0;
+    if (next_seq > first && window_blocks(consumer, next_seq - 1))
         return MPQ_EMPTY;
     if (consumer->peeking)
         return mpq_fail(error, MPQ_CORRUPT,
                         "%s: the next bytes are damaged; reserve books and passes them",
                         queue->path);
     uint64_t lost = 0;
-    if (count != 0) {
-        const uint64_t extent =
-            MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0;
-        bool unsettled_first = !mpq_acked(queue, first);
-        mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_OUT);
-        consumer->out++;
-        consumer->read_seq = next_seq;
-        consumer->read_position = to;
-        for (uint64_t seq = first; seq < next_seq; seq++) {
-            if (seq - first < window && mpq_acked(queue, seq))
+    if (next_seq > first) {
+        const bool first_lost = !mpq_acked(queue, first);
+        mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_LOST);
+        uint64_t seq = first + 1;
+        for (; seq < next_seq && mpq_in_window(consumer, seq); seq++) {
+            if (mpq_acked(queue, seq))
                 continue;
             lost++;
-            mpq_settle(consumer, seq, lost == 1 ? extent : 0, MPQ_SETTLE_LOST);
+            mpq_settle(consumer, seq, !first_lost && lost == 1 ? extent : 0, MPQ_SETTLE_LOST);
         }
-        if (!unsettled_first) {
-            struct mpq_entry *entry = mpq_entry_of(consumer, first);
-            entry->state = MPQ_ENTRY_SETTLED;
-            consumer->out--;
+        if (first_lost) {
+            lost++;
+            mpq_settle(consumer, first, extent, MPQ_SETTLE_LOST);
         }
+        lost += next_seq - seq; /* no bit of the window is theirs: they go with the last flip */
+        consumer->record.totals.settled_items += next_seq - seq;
+        consumer->record.totals.lost_items += next_seq - seq;
+        mpq_entry_of(consumer, first)->state = MPQ_ENTRY_SETTLED;
+        consumer->read_seq = next_seq;
     }
     consumer->read_position = to;
     mpq_settle_commit(consumer);
@@ -153,8 +153,7 @@ static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to
         return MPQ_OK;
     mark_damaged(queue, MPQ_POSITION_GEN(from));
     mpq_recount(consumer);
-    return corrupt(consumer, MPQ_POSITION_GEN(from), MPQ_POSITION_OFF(from), lost,
-                   MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0, error);
+    return corrupt(consumer, MPQ_POSITION_GEN(from), MPQ_POSITION_OFF(from), lost, extent, error);
 }
 
 /* Where the seqs of a segment end: what its successor recorded, or the tail. */

@@ -81,6 +81,7 @@ bool mpq_roll_read(const struct mpq_queue *queue, const struct mpq_segment *segm
     for (int i = 0; i < 2; i++) {
         memcpy(roll, segment->base + places[i], sizeof *roll);
         if (roll->magic == MPQ_ROLL_MAGIC && roll->generation == segment->generation &&
+            roll->base_seq <= MPQ_SEQ_MAX && roll->previous_seq <= MPQ_SEQ_MAX &&
             roll->hash == roll_hash(roll, queue->hash_seed, segment->generation))
             return true;
     }

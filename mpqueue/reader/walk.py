@@ -156,7 +156,8 @@ class SegmentWalk:
                     state, seq, length, ext, flags, enqueued_at, header_hash, body_hash = healed
                     values, good = healed, True
             extent = (48 + ext + length + 31) & ~31
-            if not good or seq <= self.last_seq or offset + extent > size:
+            likely = self.last_seq < seq <= layout.SEQ_MAX and offset + extent <= size
+            if not good or not likely:
                 offset = self._resync(offset, limit)
                 if offset == 0:
                     return

@@ -6,8 +6,7 @@
  *
  * The image is opened (or repaired first), drained, used for one more item, checkpointed, closed,
  * and opened once more, in memory (tests/crash/memory.h) under the address sanitizer. An opening
- * may be refused; nothing may be left open or allocated. The core of this program takes
- * mpq_io_world for the system's table, so that repair stays in memory as well.
+ * may be refused; nothing may be left open or allocated.
  *
  * With libFuzzer: see Makefile. Else (FUZZ_ALONE): fuzz SEED RUNS, or fuzz FILE... to replay. */
 #include <dirent.h>
@@ -26,7 +25,7 @@
 #define STEPS 20000
 #define LARGEST (32u << 20) /* bytes of a file; more is a full disk */
 
-struct memory mpq_io_world;
+static struct memory memory_world;
 static int (*world_allocate)(mpq_io *io, int fd, uint64_t bytes);
 
 struct image {
@@ -114,14 +113,14 @@ static int allocate(mpq_io *io, int fd, uint64_t bytes)
 
 static uint64_t hash_seed(void)
 {
-    const struct memory_file *meta = memory_find(&mpq_io_world, "meta");
+    const struct memory_file *meta = memory_find(&memory_world, "meta");
     const struct mpq_meta_slot *slot = meta == NULL ? NULL : (const void *)meta->data;
     return slot == NULL || meta->bytes < MPQ_PAGE ? 0 : slot->hash_seed;
 }
 
 static uint64_t window_bytes(void)
 {
-    const struct memory_file *meta = memory_find(&mpq_io_world, "meta");
+    const struct memory_file *meta = memory_find(&memory_world, "meta");
     const struct mpq_meta_slot *slot = meta == NULL ? NULL : (const void *)meta->data;
     const uint64_t window = slot == NULL || meta->bytes < MPQ_PAGE ? 64 : slot->options.ack_window;
     return MPQ_CURSOR_SLOT_BYTES(window);
@@ -214,8 +213,8 @@ static void change(struct memory_file *file, unsigned kind, uint64_t at, uint32_
         if (value % file->bytes + length <= file->bytes)
             memmove(file->data + at, file->data + value % file->bytes, length);
         break;
-    case 5: memory_resize(&mpq_io_world, file, at); break;
-    case 6: memory_resize(&mpq_io_world, file, file->bytes + length); break;
+    case 5: memory_resize(&memory_world, file, at); break;
+    case 6: memory_resize(&memory_world, file, file->bytes + length); break;
     default: break;
     }
 }
@@ -223,7 +222,7 @@ static void change(struct memory_file *file, unsigned kind, uint64_t at, uint32_
 static void rename_over(struct memory_file *file, const char *name)
 {
     if (strcmp(file->name, name) != 0)
-        (void)memory_put(&mpq_io_world, name, file->data, file->bytes);
+        (void)memory_put(&memory_world, name, file->data, file->bytes);
 }
 
 static void edit(const struct image *image, const uint8_t *bytes)
@@ -233,12 +232,12 @@ static void edit(const struct image *image, const uint8_t *bytes)
     memcpy(&value, bytes + 6, 4);
     const uint64_t length = (uint64_t)bytes[10] | (uint64_t)bytes[11] << 8;
     struct memory_file *file =
-        memory_find(&mpq_io_world, image->files[bytes[1] % image->count].name);
+        memory_find(&memory_world, image->files[bytes[1] % image->count].name);
     const unsigned kind = bytes[0] % 16;
     if (file == NULL || file->bytes == 0)
         return;
     if (kind == 14) {
-        memory_drop(&mpq_io_world, file->name);
+        memory_drop(&memory_world, file->name);
         return;
     }
     if (kind == 15) {
@@ -264,7 +263,7 @@ static void edit(const struct image *image, const uint8_t *bytes)
 
 static struct mpq_call soon(void)
 {
-    return (struct mpq_call){mpq_io_world.clock_ns + 1000 * MPQ_MS, NULL, NULL};
+    return (struct mpq_call){memory_world.clock_ns + 1000 * MPQ_MS, NULL, NULL};
 }
 
 static void expect(mpq_status status, const char *what, const struct mpq_error *error)
@@ -323,7 +322,7 @@ static void drain(struct mpq_consumer *consumer)
 
 static void use(void)
 {
-    struct mpq_open_args args = {.path = MEMORY_ROOT, .io = &mpq_io_world.io};
+    struct mpq_open_args args = {.path = MEMORY_ROOT, .io = &memory_world.io};
     struct mpq_queue *queue = NULL;
     struct mpq_consumer *consumer = NULL;
     struct mpq_error error;
@@ -371,7 +370,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 1)
         return 0;
-    struct memory *world = &mpq_io_world;
+    struct memory *world = &memory_world;
     const struct image *image = &images[(data[0] & 15) % image_count];
     struct mpq_error error;
     memory_start(world, 1);
@@ -389,9 +388,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if ((data[0] & 0x20) != 0) {
         struct mpq_repair report;
         struct mpq_call call = soon();
-        expect(mpq_repair_queue(MEMORY_ROOT, true, &call, &report, &error), "dry repair", &error);
+        expect(mpq_repair_queue(MEMORY_ROOT, &world->io, true, &call, &report, &error),
+               "dry repair", &error);
         call = soon();
-        expect(mpq_repair_queue(MEMORY_ROOT, false, &call, &report, &error), "repair", &error);
+        expect(mpq_repair_queue(MEMORY_ROOT, &world->io, false, &call, &report, &error), "repair",
+               &error);
     }
     use();
     use();

@@ -13,6 +13,11 @@ from pathlib import Path
 V1 = Path(__file__).resolve().parent.parent / "format" / "v1"
 FLAGS = (0x00, 0x20, 0x40, 0x60, 0x80, 0xC0)  # repaired; another boot; used before
 EDIT = 12
+FOUND = (  # inputs that once broke something: a loss of 2**60 items, walked one by one
+    "22c951d6aabac2b43b13f28105",
+    "01c073ced71b0aa2e240815ae6",
+    "40c00d387dd45ce301ffff99ab",
+)
 
 
 def unpack(target: Path) -> int:
@@ -42,6 +47,8 @@ def plant(corpus: Path, images: int) -> None:
             for kind in range(16):
                 edit = bytes([kind | 0xC0]) + choices.randbytes(EDIT - 1)
                 (corpus / f"edit-{image}-{flags}-{kind}").write_bytes(head + edit)
+    for number, found in enumerate(FOUND):
+        (corpus / f"found-{number}").write_bytes(bytes.fromhex(found))
 
 
 if __name__ == "__main__":
