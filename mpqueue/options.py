@@ -40,34 +40,39 @@ class Options(Record):
     """The options of a queue, as every process sees them now."""
 
     segment_size: int
-    """Bytes of a segment file; fixed at creation. Default 16 MiB."""
+    """Bytes of a segment file, a multiple of 4,096 from 64 KiB to 1 GiB; fixed at creation. Default
+    16 MiB."""
     max_segments: int
-    """At most so many segment files. Default 64."""
+    """At most so many segment files, 4 to 8,192. Default 64."""
     keep_segments: int
-    """Freed segments kept for reuse. Default 2."""
+    """Freed segments kept for reuse, 0 to 64. Default 2."""
     capacity: int | None
     """At most so many unacked items; None = no bound of its own."""
     max_bytes: int | None
     """At most so many bytes of unacked frames, at least 64; None = no bound of its own."""
     max_item: int
-    """Largest payload, bytes; headers do not count (at most 65,528 bytes). Default 64 MiB."""
+    """Largest payload, 1 byte to 2 GiB; headers do not count (at most 65,528 bytes). Default 64
+    MiB."""
     durability: Durability
     """When a put returns: "sync", "group" (default), "interval" or "none"."""
     interval_items: int
-    """Policy interval: at most so many items exposed to a power cut. Default 1,000."""
+    """Policy interval: at most so many items exposed to a power cut, 1 or more. Default 1,000."""
     interval: float
     """Policy interval: flush at least so often while calls are made, seconds, above 0; sync flushes
     at every put. Default 0.1."""
     ack_window: int
-    """How far acks may run ahead of the oldest unacked item; fixed at creation. Default 32,768."""
+    """How far acks may run ahead of the oldest unacked item, a multiple of 64 from 64 to 4,194,304;
+    fixed at creation. Default 32,768."""
     ack_linger: float
     """An ack is on disk within so many seconds, except under none. Default 0.01."""
     max_members: int
-    """Entries of the table of members; fixed at creation. Default 1,024."""
+    """Entries of the table of members, 1 to 65,536: so many processes are named in `members()`;
+    more may attach and put. Fixed at creation. Default 1,024."""
     retain: float
     """Keep acked segments for so many seconds. Default 0."""
     mode: int
-    """Permission bits of the files; the directory has the matching x bits. Default 0o600."""
+    """Permission bits of the files, with read and write for the owner; the directory has the
+    matching x bits; fixed at creation. Default 0o600."""
 
 
 def _nanoseconds(name: str, seconds: float, above: bool = False) -> int:

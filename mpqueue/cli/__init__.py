@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Protocol, cast
@@ -108,8 +109,14 @@ def _drop_output() -> None:
     os.close(null)
 
 
+ECHO_S = 0.1
+
+
 class _Signals:
-    """While a verb runs: SIGINT and SIGTERM raise once, the next one does not wait for the end."""
+    """While a verb runs: SIGINT and SIGTERM raise once, the next one does not wait for the end.
+
+    `timeout` signals its child and then the group: what comes within `ECHO_S` is the same signal.
+    """
 
     def __enter__(self) -> None:
         self._hook = sys.unraisablehook
@@ -130,22 +137,31 @@ class _Signals:
     def _raise(self, number: int, frame: FrameType | None) -> None:
         from mpqueue.cli import common
 
+        self._raised = time.monotonic()
         for other in self._previous:
-            signal.signal(other, _leave)
+            signal.signal(other, self._again)
         raise KeyboardInterrupt if number == signal.SIGINT else common.Terminated
+
+    def _again(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() - self._raised > ECHO_S:
+            _leave(number)
 
     def _unraisable(self, error: sys.UnraisableHookArgs) -> None:
         """An interrupt that struck in a destructor was printed and forgotten there."""
         from mpqueue.cli import common
 
         if issubclass(error.exc_type, KeyboardInterrupt):
-            _leave(signal.SIGINT, None)
+            _leave(signal.SIGINT)
         if issubclass(error.exc_type, common.Terminated):
-            _leave(signal.SIGTERM, None)
+            _leave(signal.SIGTERM)
         self._hook(error)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _leave(number: int) -> None:
+    """At once, but no process that the verb started goes on."""
+    processes = sys.modules.get("multiprocessing")
+    for child in processes.active_children() if processes is not None else ():
+        child.kill()
     os._exit(128 + number)
 
 

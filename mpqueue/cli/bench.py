@@ -53,12 +53,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=common.duration,
+        type=_some_time,
         default=3.0,
         metavar="S",
         help="how long to put (default: 3)",
     )
     parser.add_argument("--json", action="store_true", help="the result as JSON")
+
+
+def _some_time(text: str) -> float:
+    seconds = common.duration(text)
+    if seconds == 0:
+        raise argparse.ArgumentTypeError("nothing can be measured in no time")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:
@@ -154,10 +161,11 @@ def _produce(path: str, out: Path, gate: Any, size: int, batch: int, seconds: fl
     times = []
     items = 0
     clock = time.perf_counter_ns
+    parent = os.getppid()
     with mpqueue.Queue(path, create=False) as queue:
         gate.wait(START_TIMEOUT)
         end = clock() + int(seconds * 1e9)
-        while (now := clock()) < end:
+        while (now := clock()) < end and os.getppid() == parent:
             if batch == 1:
                 queue.put(body)
             else:

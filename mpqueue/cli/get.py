@@ -7,11 +7,18 @@ die before it reads it: the pipe holds up to 64 KiB. For more than that, ack in 
 from __future__ import annotations
 
 import argparse
+import select
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from mpqueue.cli import common, records
 
+if TYPE_CHECKING:
+    import mpqueue
+
 BATCH = 256
+LOOK_S = 0.5  # how often a waiting get looks whether anybody still reads what it writes
 
 
 def _count(text: str) -> int:
@@ -35,6 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=common.duration,
         help="how long to wait for the next item (default: not at all, with --follow for ever)",
     )
+    parser.add_argument(
+        "--wait",
+        metavar="S",
+        type=common.duration,
+        default=0.0,
+        help="how long to wait while another process is the consumer (default: not at all)",
+    )
     records.add_format(parser, "lines", ("lines", "null", "jsonl", "frame"))
 
 
@@ -51,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     out = sys.stdout.buffer
     done = 0
     damage = False
-    with common.open_queue(args.path) as queue, queue.consumer() as consumer:
+    with common.open_queue(args.path) as queue, queue.consumer(wait=args.wait) as consumer:
         while not limit or done < limit:
             wanted = min(limit - done, BATCH) if limit else BATCH
             try:
-                items = consumer.reserve_many(wanted, timeout=timeout)
+                items = _next(consumer, wanted, timeout)
             except Sealed:
                 return _end(done, damage, common.OK if follow else common.SEALED)
             except Corrupt as error:
@@ -72,6 +86,24 @@ def run(args: argparse.Namespace) -> int:
             consumer.ack_many(items)
             done += len(items)
     return _end(done, damage, common.OK)
+
+
+def _next(consumer: mpqueue.Consumer, wanted: int, timeout: float | None) -> list[mpqueue.Item]:
+    """Waits in slices: a reader that went away is noticed without an item to write."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = LOOK_S if end is None else min(LOOK_S, max(0.0, end - time.monotonic()))
+        items = consumer.reserve_many(wanted, timeout=left)
+        if items or (end is not None and time.monotonic() >= end):
+            return items
+        if _reader_gone():
+            raise BrokenPipeError
+
+
+def _reader_gone() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _end(done: int, damage: bool, nothing: int) -> int:

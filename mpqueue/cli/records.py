@@ -125,20 +125,34 @@ def _read_frames(descriptor: int, most: int) -> Iterator[list[Entry]]:
 def _from_json(line: bytes, number: int) -> Entry:
     try:
         value = json.loads(line)
-        headers = value.get("headers")
-        if "body_base64" in value:
-            body = base64.b64decode(value["body_base64"], validate=True)
-        else:
-            body = value["body"].encode()
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"line {number} is no object with a string body or body_base64 ({error}); the lines "
-            "before it were put"
-        ) from None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise _refused(number, "is no JSON object")
+    headers = value.get("headers")
     problem = headers_problem(headers) if headers is not None else ""
     if problem:
-        raise UsageError(f"line {number}: {problem}; the lines before it were put")
-    return Entry(body, headers or None)
+        raise _refused(number, f"cannot be put: {problem}")
+    return Entry(_body(value, number), headers or None)
+
+
+def _body(value: Mapping[str, Any], number: int) -> bytes:
+    given = [name for name in ("body", "body_base64") if name in value]
+    if len(given) != 1:
+        raise _refused(number, "needs one of body and body_base64")
+    text = value[given[0]]
+    if not isinstance(text, str):
+        raise _refused(number, f"has a {given[0]} that is no string")
+    try:
+        return text.encode() if given == ["body"] else base64.b64decode(text, validate=True)
+    except UnicodeEncodeError:
+        raise _refused(number, "has a body that is no valid text") from None
+    except ValueError:
+        raise _refused(number, "has a body_base64 that is no base64") from None
+
+
+def _refused(number: int, why: str) -> UsageError:
+    return UsageError(f"line {number} {why}; the lines before it were put")
 
 
 def headers_problem(headers: Any) -> str:

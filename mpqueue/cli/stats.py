@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
             stats: dict[str, Any] = now._asdict()
             stats["sync_duration_seconds"] = _histogram(now.sync_duration_seconds)
             stats["options"] = queue.options._asdict()
-            stats["attached"] = [member._asdict() for member in queue.members()]
+            others = [member for member in queue.members() if member.pid != os.getpid()]
+            stats["attached"] = [member._asdict() for member in others]
+            stats["members_alive"] -= 1  # this command looks, and is gone
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
@@ -42,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             rows.append(("flushes", value["count"]))
             rows.append(("flush_seconds", round(value["sum"], 3)))
         elif name == "options":
-            rows += [(f"option {key}", text) for key, text in value.items()]
+            rows += [(f"option {key}", _option(key, text)) for key, text in value.items()]
         elif name == "attached":
             rows += [(f"member {member['pid']}", _member(member)) for member in value]
         elif "bytes" in name and isinstance(value, int):
@@ -51,6 +54,12 @@ def run(args: argparse.Namespace) -> int:
             rows.append((name, value))
     common.table(rows)
     return common.OK
+
+
+def _option(name: str, value: object) -> object:
+    if name == "mode":
+        return f"{value:04o}"
+    return "none" if value is None else value
 
 
 def _member(member: Mapping[str, Any]) -> str:

@@ -161,7 +161,7 @@ static mpq_status busy(struct mpq_queue *queue, struct mpq_error *error)
     int64_t pid = holder == 0 ? -1 : mpq_pid_of(queue, holder);
     mpq_fail(error, MPQ_CONSUMER_BUSY,
              "%s: process %lld consumes it already; there is one consumer: stop that one, or wait "
-             "with consumer(wait=seconds)",
+             "for it (consumer(wait=seconds), `mpqueue get --wait`)",
              queue->path, (long long)pid);
     if (error != NULL)
         error->pid = pid;

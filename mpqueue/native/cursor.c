@@ -201,14 +201,21 @@ static mpq_status write_slot(struct mpq_consumer *consumer, struct mpq_error *er
     const struct mpq_cursor_slot *head = (void *)consumer->cursor_buffer;
     const int slot = consumer->cursor_next;
     if (mpq_io_write(io, consumer->cursor_fd, consumer->cursor_buffer, consumer->cursor_bytes,
-                     (uint64_t)slot * consumer->cursor_bytes) != 0 ||
-        io->datasync(io, consumer->cursor_fd) != 0) {
+                     (uint64_t)slot * consumer->cursor_bytes) != 0) {
+        /* The other slot stands, and the next write takes this one again: nothing is in doubt. */
+        consumer->cursor_dirty = true;
+        return mpq_fail_errno(error,
+                              "%s: writing the cursor failed; acks hold while this machine is up, "
+                              "and the next write tries again",
+                              queue->path);
+    }
+    if (io->datasync(io, consumer->cursor_fd) != 0) {
         int failed = errno;
         consumer->cursor_dirty = true;
         mpq_poison(queue, failed, MPQ_STAGE_CURSOR);
         mpq_fail(
             error, MPQ_FLUSH_FAILED,
-            "%s: writing the cursor failed: %s; acks hold while this machine is up, after a power "
+            "%s: flushing the cursor failed: %s; acks hold while this machine is up, after a power "
             "cut some items may be delivered again. Close every process that has the queue "
             "open and open it again",
             queue->path, strerror(failed));
@@ -330,7 +337,8 @@ static void *helper_main(void *argument)
         bool reclaim = consumer->helper_reclaim;
         consumer->helper_wanted = consumer->helper_reclaim = false;
         mpq_mutex_unlock(&consumer->mutex);
-        /* Failures are latched as poison; whoever needs durability next is told. */
+        /* A failed flush is latched as poison, and a failed write leaves the cursor dirty: whoever
+         * needs durability next is told. */
         mpq_flush_if_due(queue);
         mpq_status status = mpq_cursor_write(consumer, NULL);
         if (status == MPQ_OK && reclaim)

@@ -40,7 +40,9 @@ static void from_halves(const struct mpq_control *head, bool same_boot, struct m
         const struct mpq_consumer_record *record = &head->consumer_record[i];
         if (half_holds(tail)) {
             uint64_t items = mpq_load(tail->items);
-            if (!same_boot)
+            if (same_boot)
+                known->position = mpq_max64(known->position, mpq_load(tail->position));
+            else
                 items = mpq_min64(items, mpq_load(head->durable_items));
             known->accepted = mpq_max64(known->accepted, items);
         }

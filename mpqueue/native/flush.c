@@ -445,7 +445,10 @@ mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket, const struct 
         struct mpq_tail_now tail = mpq_tail_read(queue->control);
         uint64_t next = MPQ_POSITION_GEN(tail.position) + 1;
         uint64_t now = queue->io->monotonic_ns(queue->io);
+        /* Behind an item larger than a segment, another one may follow: a segment of the usual
+         * size would be passed, and take a place of the ring. */
         if (MPQ_POSITION_OFF(tail.position) > queue->segment_size / 2 &&
+            MPQ_POSITION_OFF(tail.position) <= queue->segment_size &&
             !mpq_ring_ready(queue, next) && mpq_ring_room(queue, next) &&
             now >= queue->prepare_after_ns) {
             /* Ahead of need, so a failure is nobody's yet: it only holds off the next try. */

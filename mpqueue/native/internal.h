@@ -250,6 +250,9 @@ void mpq_lock_release(struct mpq_queue *queue);
 /* Sleeps one slice for the lock. */
 mpq_status mpq_lock_sleep(struct mpq_queue *queue, struct mpq_lock_wait *wait,
                           const struct mpq_call *call, struct mpq_error *error);
+/* Both, until it is taken; MPQ_CLOSED when the handle is closed meanwhile. */
+mpq_status mpq_lock_take(struct mpq_queue *queue, const struct mpq_call *call,
+                         struct mpq_error *error);
 
 /* ---- control.c */
 struct mpq_tail_now {
@@ -310,6 +313,11 @@ mpq_status mpq_mark_raise(struct mpq_queue *queue, uint64_t seq, uint64_t genera
                           const struct mpq_call *call, struct mpq_error *error);
 #define MPQ_SEQ_BLOCK (1ULL << 20)
 #define MPQ_SEQ_MAX (UINT64_MAX / 4) /* nothing above it was written here, whatever its hash */
+
+/* ---- options.c */
+/* MPQ_MISMATCH when a given one is not what the queue has. */
+mpq_status mpq_options_agree(struct mpq_queue *queue, uint32_t given,
+                             const struct mpq_options *wanted, struct mpq_error *error);
 
 /* ---- frame.c */
 static inline uint64_t mpq_header_seed(uint64_t hash_seed, uint64_t generation, uint64_t offset)
@@ -590,6 +598,7 @@ mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error);
 /* evidence.c: lifetime totals that control proves, though it is not of this boot or not whole. */
 struct mpq_evidence {
     uint64_t accepted; /* items; 0 = nothing is known */
+    uint64_t position; /* all before it was accepted since the machine started */
     uint64_t settled;
     bool settled_known;
 };

@@ -161,3 +161,16 @@ mpq_status mpq_lock_sleep(struct mpq_queue *queue, struct mpq_lock_wait *wait,
         return MPQ_INTERRUPTED;
     return MPQ_OK;
 }
+
+mpq_status mpq_lock_take(struct mpq_queue *queue, const struct mpq_call *call,
+                         struct mpq_error *error)
+{
+    struct mpq_lock_wait wait = {0};
+    mpq_status status = MPQ_OK;
+    while (status == MPQ_OK && !mpq_lock_try(queue, &wait)) {
+        status = mpq_lock_sleep(queue, &wait, call, error);
+        if (status == MPQ_OK && atomic_load(&queue->closing) != 0)
+            status = mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+    }
+    return status;
+}

@@ -112,7 +112,8 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
         return MPQ_OK;
     if (errno == ENOENT)
         return mpq_fail(error, MPQ_NOT_A_QUEUE,
-                        "%s: there is no such queue; make it with `mpqueue init`", queue->path);
+                        "%s: no queue here (no such directory); make one with `mpqueue init`",
+                        queue->path);
     if (errno == ENOTDIR)
         return mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: not a directory; a queue is a directory",
                         queue->path);
@@ -201,58 +202,6 @@ static mpq_status open_meta(struct mpq_queue *queue, struct mpq_error *error)
     char *at = queue->gate_name + snprintf(queue->gate_name, sizeof queue->gate_name, "/mpq-");
     for (int i = 0; i < 16; i++)
         at += snprintf(at, 3, "%02x", queue->uuid[i]);
-    return MPQ_OK;
-}
-
-#define AGREE(bit, field, name)                                                                    \
-    if ((args->given & (bit)) != 0 && args->options.field != now.field)                            \
-    return mpq_fail(error, MPQ_MISMATCH,                                                           \
-                    "%s: the queue has " name " = %llu, not %llu; leave the option out, or "       \
-                    "change it with `mpqueue set` (or init another queue)",                        \
-                    queue->path, (unsigned long long)now.field,                                    \
-                    (unsigned long long)args->options.field)
-
-static mpq_status options_agree(struct mpq_queue *queue, const struct mpq_open_args *args,
-                                struct mpq_error *error)
-{
-    const struct mpq_options now = queue->created;
-    AGREE(MPQ_GIVEN_SEGMENT_SIZE, segment_size, "segment_size");
-    AGREE(MPQ_GIVEN_CAPACITY, capacity, "capacity");
-    AGREE(MPQ_GIVEN_MAX_BYTES, max_bytes, "max_bytes");
-    AGREE(MPQ_GIVEN_MAX_ITEM, max_item, "max_item");
-    AGREE(MPQ_GIVEN_INTERVAL, interval_ns, "interval (ns)");
-    AGREE(MPQ_GIVEN_ACK_LINGER, ack_linger_ns, "ack_linger (ns)");
-    AGREE(MPQ_GIVEN_RETAIN, retain_ns, "retain (ns)");
-    AGREE(MPQ_GIVEN_LEASE_TIMEOUT, lease_timeout_ns, "lease_timeout (ns)");
-    AGREE(MPQ_GIVEN_DEAD_RETAIN, dead_retain_ns, "dead_retain (ns)");
-    AGREE(MPQ_GIVEN_MAX_SEGMENTS, max_segments, "max_segments");
-    AGREE(MPQ_GIVEN_KEEP_SEGMENTS, keep_segments, "keep_segments");
-    AGREE(MPQ_GIVEN_INTERVAL_ITEMS, interval_items, "interval_items");
-    AGREE(MPQ_GIVEN_ACK_WINDOW, ack_window, "ack_window");
-    AGREE(MPQ_GIVEN_MAX_MEMBERS, max_members, "max_members");
-    AGREE(MPQ_GIVEN_MAX_ATTEMPTS, max_attempts, "max_attempts");
-    AGREE(MPQ_GIVEN_MODE, file_mode, "mode");
-    if ((args->given & MPQ_GIVEN_DURABILITY) != 0 && args->options.durability != now.durability) {
-        static const char *const names[] = {"none", "interval", "group", "sync"};
-        return mpq_fail(
-            error, MPQ_MISMATCH,
-            "%s: the queue has durability = %s, not %s; leave the option out, or change "
-            "it with `mpqueue set`",
-            queue->path, names[now.durability & 3], names[args->options.durability & 3]);
-    }
-    if ((args->given & MPQ_GIVEN_BACKOFF) != 0 &&
-        (args->options.backoff_count != now.backoff_count ||
-         memcmp(args->options.backoff_ns, now.backoff_ns, sizeof now.backoff_ns) != 0))
-        return mpq_fail(error, MPQ_MISMATCH,
-                        "%s: the queue has another backoff list; leave the option out, or change "
-                        "it with `mpqueue set`",
-                        queue->path);
-    if ((args->given & MPQ_GIVEN_CODEC) != 0 &&
-        strncmp(args->options.codec, now.codec, sizeof now.codec) != 0)
-        return mpq_fail(error, MPQ_MISMATCH,
-                        "%s: the queue has codec = \"%s\", not \"%s\"; leave the option out, or "
-                        "init another queue",
-                        queue->path, now.codec, args->options.codec);
     return MPQ_OK;
 }
 
@@ -381,7 +330,7 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_open_arg
                               queue->path);
     }
     if (status == MPQ_OK) /* before joining, which may recover: a refusal touches nothing */
-        status = options_agree(queue, args, error);
+        status = mpq_options_agree(queue, args->given, &args->options, error);
     if (status == MPQ_OK)
         status = mpq_attach(queue, call, error);
     if (status != MPQ_OK && made_directory)

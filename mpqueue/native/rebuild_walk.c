@@ -10,6 +10,13 @@ static bool believed(const struct rebuild *r, uint64_t generation, uint64_t offs
     return !r->how->repair && MPQ_POSITION(generation, offset) < r->durable;
 }
 
+/* What lay before is not there any more: by no power cut when a control of this boot, or the
+ * watermark, covers it. */
+static bool promised(const struct rebuild *r, uint64_t generation, uint64_t offset)
+{
+    return MPQ_POSITION(generation, offset) < mpq_max64(r->durable, r->known.position);
+}
+
 /* ---- changes to segments; a dry run makes none */
 
 static void set_state(struct rebuild *r, struct mpq_segment *segment, uint64_t offset,
@@ -110,7 +117,7 @@ static void follow_batch(struct rebuild *r, struct mpq_segment *segment, uint64_
 
 /* Seqs next..upto-1 are not there. Promised ones are the consumer's to book when it gets there,
  * a repair's at once. Returns how many they are. */
-static uint64_t hole(struct rebuild *r, bool promised, uint64_t upto)
+static uint64_t hole(struct rebuild *r, bool owed, uint64_t upto)
 {
     uint64_t count = 0;
     const uint64_t window = r->queue->created.ack_window;
@@ -118,7 +125,7 @@ static uint64_t hole(struct rebuild *r, bool promised, uint64_t upto)
         if (!settled_before(r, seq) || seq - r->floor >= window)
             count++;
     r->accounted += count;
-    if (!promised)
+    if (!owed)
         r->torn += count;
     else if (r->how->repair)
         r->lost += count;
@@ -132,11 +139,11 @@ static void miss(struct rebuild *r, struct mpq_segment *segment, uint64_t from, 
                  uint64_t upto)
 {
     drop_batch(r, segment);
-    const bool promised = MPQ_POSITION(segment->generation, from) < r->durable;
-    const uint64_t count = hole(r, promised, upto);
-    if (promised && !r->how->repair)
+    const bool owed = promised(r, segment->generation, from);
+    const uint64_t count = hole(r, owed, upto);
+    if (owed && !r->how->repair)
         return;
-    if (promised) {
+    if (owed) {
         save(r, segment, from, to);
         r->lost_bytes += count != 0 ? to - from : 0;
     }
@@ -148,19 +155,19 @@ static void take_frame(struct rebuild *r, struct mpq_segment *segment, uint64_t 
 {
     const uint64_t seq = seen->header.seq;
     const bool trust = believed(r, segment->generation, offset);
+    const bool owed = promised(r, segment->generation, offset) && seen->code != MPQ_CLAIMED;
     bool item = seen->code != MPQ_GAP;
     if (item && (!trust || seen->code != MPQ_READY)) {
         bool whole = mpq_body_holds(r->queue, segment, offset, &seen->header);
         if (whole) {
             set_state(r, segment, offset, MPQ_READY);
-        } else if (trust && seen->code != MPQ_CLAIMED) {
-            /* damage below the watermark: the consumer books it */
+        } else if (owed && !r->how->repair) {
+            /* the consumer books it */
         } else if (seen->code == MPQ_READY && settled_before(r, seq)) {
             /* whoever settled it saw it whole: as a gap it would take the rest of its batch along
              */
-        } else if (!settled_before(r, seq) && seen->code != MPQ_CLAIMED &&
-                   MPQ_POSITION(segment->generation, offset) < r->durable) {
-            save(r, segment, offset, offset + seen->extent); /* repair */
+        } else if (!settled_before(r, seq) && owed) {
+            save(r, segment, offset, offset + seen->extent);
             r->lost++;
             r->accounted++;
             r->lost_bytes += seen->extent;
@@ -238,7 +245,7 @@ static void close_segment(struct rebuild *r, struct mpq_segment *segment, uint64
     if (end + MPQ_FRAME_HEADER > segment->bytes) {
         if (mpq_segment_header_check(r->queue, segment->base, segment->bytes,
                                      segment->generation) != MPQ_OK) /* it was cut */
-            (void)hole(r, MPQ_POSITION(segment->generation, end) < r->durable, upto);
+            (void)hole(r, promised(r, segment->generation, end), upto);
         return;
     }
     struct mpq_seen seen;
@@ -248,7 +255,7 @@ static void close_segment(struct rebuild *r, struct mpq_segment *segment, uint64
         return; /* whole; what its successor knows beyond that was settled by a recovery before */
     if (upto > r->next)
         miss(r, segment, end, segment->bytes, upto);
-    else if (!(MPQ_POSITION(segment->generation, end) < r->durable) || r->how->repair)
+    else if (!promised(r, segment->generation, end) || r->how->repair)
         mpq_rebuild_pad(r, segment, end, segment->bytes);
 }
 

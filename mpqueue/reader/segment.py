@@ -96,7 +96,7 @@ class SegmentFile:
 
     def _read_static(self, head: bytes, meta: Meta) -> bool:
         uuid = bytes.fromhex(meta.uuid)
-        good = 0
+        stated: int | None = None
         for letter, offset in (("A", layout.SEGMENT_HEADER_A), ("B", layout.SEGMENT_HEADER_B)):
             raw = head[offset : offset + layout.SEGMENT_HEADER.size]
             if len(raw) == layout.SEGMENT_HEADER.size:
@@ -108,15 +108,19 @@ class SegmentFile:
                     and values["generation"] == self.generation
                     and values["hash"] == xxh64(raw[:-8], meta.hash_seed)
                 ):
-                    good += 1
-                    if values["bytes"] != self.size:
-                        text = f"is {self.size} bytes long, its header says {values['bytes']}"
-                        self.findings.append(Finding("error", self.name, -1, -1, text))
+                    stated = values["bytes"]
                     continue
             self.findings.append(
                 Finding("warning", self.name, offset, -1, f"static header {letter} is damaged")
             )
-        return good > 0
+        if stated is not None and stated != self.size:
+            text = f"is {self.size} bytes long, its header says {stated}"
+            if stated < self.size:
+                text += "; what is behind that is not looked at"
+            severity = "warning" if stated < self.size else "error"
+            self.findings.append(Finding(severity, self.name, -1, -1, text))
+            self.size = min(self.size, stated)
+        return stated is not None
 
     def _read_roll(self, head: bytes, meta: Meta) -> Roll | None:
         best: Roll | None = None

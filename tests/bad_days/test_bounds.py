@@ -278,3 +278,23 @@ def test_capacity_is_exact_under_four_producers(open_queue: OpenQueue) -> None:
         for child in children:
             child.__exit__(None, None, None)
     assert len(q) == 50
+
+
+def test_large_items_fill_the_ring_and_again_after_a_drain(tmp_path: Path) -> None:
+    """An item larger than a segment takes one place of the ring, not a small one beside it too."""
+    path = tmp_path / "spool"
+    with (
+        mpqueue.Queue(path, segment_size=1 << 16, max_segments=8, durability="none") as q,
+        q.consumer() as c,
+    ):
+        fitted = []
+        for _ in range(3):
+            count = 0
+            with pytest.raises(mpqueue.Full):
+                while True:
+                    q.put(bytes(70_000), block=False)
+                    count += 1
+            fitted.append(count)
+            assert len(list(c.drain())) == count
+            c.checkpoint()
+        assert min(fitted) >= 6

@@ -8,6 +8,7 @@ is what is delivered and what is counted as lost, together; the next opening fin
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,55 @@ def test_nothing_is_charged_when_all_was_acked(
     _forget(path, control, monkeypatch)
     got, told, now = _take_all(path)
     assert (got, told, now.lost_items) == (set(), 0, 0)
+
+
+def _killed(path: Path, durability: str) -> list[Path]:
+    """Accepted by a process that never flushed or closed. Returns the segments."""
+    child = os.fork()
+    if child == 0:
+        try:
+            q = mpqueue.Queue(path, segment_size=1 << 16, durability=durability, interval=3600.0)
+            for n in range(30):
+                q.put(b"%06d" % n * 1500)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    return sorted(path.glob("segment-*"))
+
+
+def _spoil(files: list[Path], how: str) -> None:
+    first, middle, last = files[0], files[1], files[-2]
+    if how == "cut":
+        os.truncate(last, 100)
+    elif how == "cut inside":
+        os.truncate(last, 30_000)
+    elif how == "overwritten":
+        with last.open("r+b") as file:
+            file.seek(20_000)
+            file.write(bytes(5000))
+    elif how == "swapped":
+        a, b = first.read_bytes(), last.read_bytes()
+        first.write_bytes(b)
+        last.write_bytes(a)
+    else:
+        middle.write_bytes(first.read_bytes())
+
+
+@pytest.mark.parametrize("durability", ["none", "interval", "group"])
+@pytest.mark.parametrize("how", ["cut", "cut inside", "overwritten", "swapped", "doubled"])
+@pytest.mark.parametrize("repaired", [False, True])
+def test_harm_without_a_power_cut_is_loss_whatever_was_flushed(
+    tmp_path: Path, repaired: bool, how: str, durability: str
+) -> None:
+    """The machine stayed up: what control says was accepted was there, so nothing is `torn`."""
+    path = tmp_path / "spool"
+    _spoil(_killed(path, durability), how)
+    report = mpqueue.repair(path, dry_run=True)
+    if repaired:
+        assert mpqueue.repair(path).lost_items == report.lost_items
+    got, told, now = _take_all(path)
+    lost = 30 - len(got)
+    assert lost > 0
+    assert (now.lost_items, now.torn_items) == (lost, 0)
+    assert (report.lost_items, report.torn_items) == (lost, 0)
+    assert told == (0 if repaired else lost)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import mpqueue
 from rig import drain, fingerprint, make, run
 
 LIMITED = """
@@ -205,3 +206,30 @@ q.close()
     assert bodies[:2] == [b"precious"] * 2
     assert bodies[-1] == b"after"
     assert len(bodies) == int(accepted)
+
+
+def test_file_size_limit_of_a_consumer_is_its_own_problem(tmp_path: Path) -> None:
+    """Its cursor could not be written, and nothing was: no other process is held up by that."""
+    path = tmp_path / "spool"
+    with mpqueue.Queue(path) as q:
+        q.put_many([b"1", b"2"])
+        script = (
+            LIMITED
+            + """
+q = mpqueue.Queue(args[0], create=False)
+with q.consumer() as c:
+    item = c.reserve(0)
+    with limit(resource.RLIMIT_FSIZE, 0):
+        try:
+            item.ack(durable=True)
+        except OSError as error:
+            say(error.errno, error.strerror)
+    c.checkpoint()
+q.close()
+"""
+        )
+        (refused,) = run(script, path)
+        assert refused.startswith(f"{errno.EFBIG} {path}")
+        assert "ulimit -f" in refused
+        q.put(b"3")
+    assert drain(path) == [b"2", b"3"]

@@ -13,7 +13,8 @@
  *   - what a put had returned for is delivered, once, in order, unaltered, unless it was acked;
  *     what an ack had returned for is not; the killed item is whole or absent, a batch all or
  *     nothing;
- *   - depth = what is delivered + what became a gap; afterwards it is 0.
+ *   - depth = what is delivered + what became a gap + what is lost; afterwards it is 0, and lost is
+ *     exactly what was destroyed on purpose.
  *
  * Where a scenario stops its child instead, the survivor puts (or is told that the lock is held)
  * and reads what lies before the stopped one's items, and takes nothing from it: no takeover, no
@@ -134,7 +135,7 @@ static bool account(struct run *run, const struct mpq_item *item, uint8_t *seen)
     uint32_t id = IDS;
     if (item->length >= 4)
         memcpy(&id, item->body, 4);
-    if (id < run->base || id >= run->next || shared->put[id] == NOT)
+    if (id < run->base || id >= run->next || shared->put[id] == NOT || shared->put[id] == SPOILED)
         failed("an item that was never put: id %u seq %llu", id, (unsigned long long)item->seq);
     if (!is_right(item, id))
         failed("an altered item: id %u", id);
@@ -169,7 +170,7 @@ static uint64_t drain(struct run *run, struct mpq_consumer *consumer, uint8_t *s
             if (status == MPQ_TIMEOUT)
                 failed("the survivor gets nothing within the watchdog");
         }
-        if (status != MPQ_OK)
+        if (status != MPQ_OK && (status != MPQ_CORRUPT || run->spoiled == 0))
             failed("the survivor's reserve: %s: %s", mpq_status_name(status), error.message);
     }
     return delivered;
@@ -215,15 +216,18 @@ static void survive(struct run *run)
     const uint64_t took = mpq_monotonic_ns() - began;
     compare(run, seen);
     mpq_stats_get(run->home, &after);
-    if (depth != delivered + after.gap_items - before.gap_items)
-        failed("depth was %llu, not %llu delivered + %llu gaps", (unsigned long long)depth,
-               (unsigned long long)delivered,
-               (unsigned long long)(after.gap_items - before.gap_items));
-    if (after.depth != 0 || after.backlog_bytes != 0 || after.lost_items != 0 || after.fault != 0 ||
-        after.poison_errno != 0)
-        failed("depth %llu, backlog %llu, lost %llu, fault %u, poison %u are left",
+    if (depth !=
+        delivered + after.gap_items - before.gap_items + after.lost_items - before.lost_items)
+        failed("depth was %llu, not %llu delivered + %llu gaps + %llu lost",
+               (unsigned long long)depth, (unsigned long long)delivered,
+               (unsigned long long)(after.gap_items - before.gap_items),
+               (unsigned long long)(after.lost_items - before.lost_items));
+    if (after.depth != 0 || after.backlog_bytes != 0 || after.lost_items != run->spoiled ||
+        after.fault != 0 || after.poison_errno != 0)
+        failed("depth %llu, backlog %llu, lost %llu of %llu, fault %u, poison %u are left",
                (unsigned long long)after.depth, (unsigned long long)after.backlog_bytes,
-               (unsigned long long)after.lost_items, after.fault, after.poison_errno);
+               (unsigned long long)after.lost_items, (unsigned long long)run->spoiled, after.fault,
+               after.poison_errno);
     run->gaps += after.gap_items - before.gap_items;
     run->takeovers += after.takeovers - before.takeovers;
     if (mpq_checkpoint(consumer, &call, &error) != MPQ_OK ||
@@ -295,12 +299,34 @@ static void before_consumed(struct run *run)
     mpq_consumer_free(consumer);
 }
 
+/* More than the window of acks holds are destroyed between whole ones, in one place. */
+static void before_lost(struct run *run)
+{
+    struct mpq_error error;
+    while (room_left(run) < 40000)
+        survivor_put(run, 1, 4000);
+    survivor_put(run, 2, 0);
+    const uint64_t from = mpq_tail_position(run->home->control);
+    const uint32_t first = run->next;
+    for (int i = 0; i < 25; i++)
+        survivor_put(run, 4, 0);
+    const uint64_t to = mpq_tail_position(run->home->control);
+    struct mpq_segment *segment = mpq_segment_map(run->home, MPQ_POSITION_GEN(from), &error);
+    if (segment == NULL || MPQ_POSITION_GEN(to) != MPQ_POSITION_GEN(from))
+        failed("the survivor cannot destroy items in one segment");
+    memset(segment->base + MPQ_POSITION_OFF(from), 0, (to - from) << 5);
+    memset(&run->shared->put[first], SPOILED, run->next - first);
+    run->spoiled += run->next - first;
+    survivor_put(run, 1, 0);
+}
+
 static void before_new_place(struct run *run)
 {
     char *slash = strrchr(run->path, '/');
     snprintf(slash, sizeof run->path - (size_t)(slash - run->path), "/new-%llu",
              (unsigned long long)++run->serial);
     run->last_seq = 0;
+    run->spoiled = 0;
 }
 
 /* Leaves a dead owner in the header lock. */
@@ -331,6 +357,7 @@ static const struct scenario scenarios[] = {
     {"put-stopped", 2, false, false, true, before_few, child_open, op_put},
     {"batch-stopped", 0, false, false, true, before_few, child_open, op_batch},
     {"reserve", 2, false, false, false, before_few, child_consume, op_reserve},
+    {"lose", 2, false, false, false, before_lost, ack_all, op_lose},
     {"ack", 2, false, false, false, before_few, take_all, op_ack},
     {"ack-many", 0, false, false, false, before_few, take_all, op_ack_many},
     {"sync", 3, false, false, false, before_few, ack_all, op_sync},
@@ -513,6 +540,7 @@ static void begin(struct run *run, const struct scenario *scenario, const char *
     run->scenario = scenario;
     run->base = run->next = 0;
     run->last_seq = 0;
+    run->spoiled = 0;
     run->kills = run->ended = run->takeovers = run->gaps = run->half = run->longest_ns = 0;
     run->instructions = 0;
     random_state = seed_given * 1000003 + (uint64_t)(scenario - scenarios);

@@ -8,7 +8,7 @@
 #define SPANS 4096
 #define WATCHDOG_NS 2000000000ULL
 
-enum { NOT, ASKED, RETURNED };
+enum { NOT, ASKED, RETURNED, SPOILED };
 
 struct shared { /* by parent and children */
     uint8_t put[IDS], ack[IDS];
@@ -35,6 +35,7 @@ struct run {
     uint32_t base, next; /* ids: all below base are settled */
     uint32_t mine; /* first of the ids that a child may use */
     uint64_t serial;
+    uint64_t spoiled; /* items of this queue that were destroyed: each is counted lost, once */
     /* the survivor's */
     struct mpq_queue *home;
     uint64_t last_seq;
@@ -74,6 +75,7 @@ void op_put_large(void *run);
 void op_batch(void *run);
 void child_consume(void *run);
 void op_reserve(void *run);
+void op_lose(void *run);
 void take_all(void *run);
 void op_ack(void *run);
 void op_ack_many(void *run);

@@ -304,3 +304,67 @@ def test_bench_measures(run: Run) -> None:
     assert result["put_items_per_second"] > 0
     assert result["through_items_per_second"] > 0
     assert result["put_max_us"] >= result["put_p50_us"]
+
+
+def test_follow_ends_when_nobody_reads_any_more(path: str) -> None:
+    """... and gives the role back, though no item comes that could not be written."""
+    with mpqueue.Queue(path) as queue:
+        queue.put(b"1")
+        process = subprocess.Popen([*MPQUEUE, "get", path, "--follow"], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        process.stdout.close()
+        assert process.wait() == 128 + signal.SIGPIPE
+        with queue.consumer():
+            pass
+
+
+def test_get_waits_for_the_role(run: Run, path: str) -> None:
+    with mpqueue.Queue(path) as queue:
+        queue.put_many([b"1", b"2"])
+        with queue.consumer() as consumer:
+            talk = run("get", path, code=4).stderr
+            assert f"process {os.getpid()}".encode() in talk
+            assert b"--wait" in talk
+            later = subprocess.Popen(
+                [*MPQUEUE, "get", path, "--wait", "1h"], stdout=subprocess.PIPE
+            )
+            consumer.take()
+        assert later.communicate()[0] == b"2\n"
+        assert later.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{", b"is no JSON object"),
+        (b"[1]", b"is no JSON object"),
+        (b"{}", b"needs one of body and body_base64"),
+        (b'{"body": "a", "body_base64": "YQ=="}', b"needs one of body and body_base64"),
+        (b'{"body": 1}', b"has a body that is no string"),
+        (b'{"body_base64": null}', b"has a body_base64 that is no string"),
+        (b'{"body_base64": "%%"}', b"has a body_base64 that is no base64"),
+        (b'{"body": "\\ud800"}', b"has a body that is no valid text"),
+        (b'{"body": "a", "headers": 5}', b"headers are no object"),
+    ],
+)
+def test_a_line_that_cannot_be_put_is_named(run: Run, path: str, line: bytes, why: bytes) -> None:
+    good = b'{"body": "before"}\n'
+    talk = run("put", path, "--jsonl", stdin=good + line + b"\n", code=2).stderr
+    assert b"line 2 " in talk
+    assert why in talk
+    assert bodies(path) == [b"before"]
+
+
+def test_stats_is_no_member_of_what_it_counts(run: Run, path: str) -> None:
+    with mpqueue.Queue(path, mode=0o660) as queue:
+        queue.put(b"1")
+        shown = json.loads(run("stats", path, "--json").stdout)
+        assert shown["members_alive"] == 1
+        assert [member["pid"] for member in shown["attached"]] == [os.getpid()]
+    shown = json.loads(run("stats", path, "--json").stdout)
+    assert shown["members_alive"] == 0
+    assert shown["attached"] == []
+    lines = run("stats", path).stdout.decode().splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("option mode")] == ["0660"]
+    assert [line.split()[-1] for line in lines if line.startswith("option capacity")] == ["none"]

@@ -254,3 +254,19 @@ def test_after_damage_the_core_delivers_what_the_reader_finds(
             expected = [(record.seq, record.body) for record in view.items()]
         found, _ = _drain(path)
         assert found == expected
+
+
+def test_bytes_behind_a_segment_harm_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "spool"
+    with mpqueue.Queue(path, segment_size=1 << 16) as queue:
+        queue.put_many([bytes(9000)] * 20, atomic=False)
+    for file in path.glob("segment-*"):
+        with file.open("ab") as end:
+            end.write(b"\xff" * 100)
+    report = verify(path, deep=True)
+    assert not report.damage
+    assert {finding.severity for finding in report.findings} == {"warning"}
+    assert len({finding.file for finding in report.findings}) == len(report.findings)
+    with mpqueue.Queue(path) as queue, queue.consumer() as consumer:
+        assert len(list(consumer.drain())) == 20
+        assert queue.stats().lost_items == 0
