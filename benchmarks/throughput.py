@@ -1,6 +1,6 @@
 """One and four producer processes to one consumer process, item by item and in batches of 100.
 
-The backlog is bounded as for the peers: pyzmq by 100,000 messages, mpqueue by 16 segments of 1 MiB,
+The backlog is bounded as for the peers: pyzmq by 100,000 messages, mpqueue by 4 segments of 4 MiB,
 which hold as many.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import harness
 import systems
 
-_RING = {"segment_size": 1 << 20, "max_segments": 16, "keep_segments": 16}
+_RING = {"segment_size": 1 << 22, "max_segments": 4, "keep_segments": 4}
 
 
 def _single(options: harness.Options, producers: int) -> harness.Report:

@@ -18,7 +18,7 @@
  * their work. One that met the lock taken this often lets another process have its processor: the
  * consumer, as a rule, which needs neither line. Where no process waits for one, it returns at
  * once. */
-#define MEETINGS 16
+#define MEETINGS 4
 
 /* The lock is held for about a microsecond, or as long as its owner is off the processor. A call
  * that must not wait for room still gives a living owner this long: being full is an answer, a

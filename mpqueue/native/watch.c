@@ -3,9 +3,15 @@
  * Under sync and group the consumer reads up to the durable watermark, which stands at the first
  * frame that is not settled. Its claimant, or the pusher that should flush it, may have died: then
  * the consumer makes the gap, or the flush, itself. A gap is thus durable before it is passed. */
+#include <sched.h>
+
 #include "internal.h"
 
-#define SPINS 200
+/* A look takes the tail's line from the producers, so it looks a few times only; then whoever waits
+ * for this processor, a producer as a rule, may bring more than one item. An idle consumer does
+ * this once a slice. */
+#define SPINS 50
+#define YIELDS 4
 #define OWN_FLUSH_SLICES 3 /* 1 + 2 + 4 ms without progress */
 
 static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
@@ -113,11 +119,11 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     mpq_status status = clear_the_way(consumer, true, &cleared, error);
     if (status != MPQ_OK || cleared)
         return status;
-    for (int i = 0; i < SPINS; i++) {
-        if (mpq_visible_limit(queue) > consumer->limit)
-            break;
-        mpq_relax();
-    }
+    for (int i = 0; i < SPINS + YIELDS && mpq_visible_limit(queue) <= consumer->limit; i++)
+        if (i < SPINS)
+            mpq_relax();
+        else
+            sched_yield();
     struct mpq_waiter waiter = mpq_wait_arm(&control->items_event, &control->items_waiting);
     if (look(consumer, &pending, &slices))
         return MPQ_OK;

@@ -9,10 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "layout.h"
+#include "internal.h"
 
 #define UNIT 4096
 
@@ -80,6 +81,46 @@ static void copy_file(int from, const struct stat *info, const char *path)
         at += got;
     }
     close(to);
+}
+
+static uint64_t hash_entry(const char *path, const char *name, uint64_t seed)
+{
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0)
+        die(path);
+    uint64_t hash = mpq_xxh64(name, strlen(name), seed + (uint64_t)info.st_size);
+    if (S_ISDIR(info.st_mode)) {
+        hash = copied_hash(path, hash);
+    } else if (info.st_size != 0) {
+        const size_t bytes = (size_t)info.st_size;
+        void *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+        if (base == MAP_FAILED)
+            die(path);
+        hash = mpq_xxh64(base, bytes, hash);
+        munmap(base, bytes);
+    }
+    close(fd);
+    return hash;
+}
+
+uint64_t copied_hash(const char *from, uint64_t seed)
+{
+    char path[512];
+    uint64_t sum = seed; /* in whatever order they are listed */
+    DIR *directory = opendir(from);
+    if (directory == NULL && errno == ENOENT)
+        return seed;
+    if (directory == NULL)
+        die(from);
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        snprintf(path, sizeof path, "%s/%s", from, entry->d_name);
+        sum += hash_entry(path, entry->d_name, seed);
+    }
+    closedir(directory);
+    return sum;
 }
 
 void copied_make(const char *from, const char *to)

@@ -13,6 +13,9 @@
 /* The table's stat and fstat then show the inode of the last copy's meta as that of its original:
  * a copy is otherwise met with another epoch and a rebuilt control file. */
 void copied_table(struct mpq_io *io);
+/* A hash of the names, sizes and bytes of all files of directory `from`, with its directories: two
+ * deaths that leave the same are one. */
+uint64_t copied_hash(const char *from, uint64_t seed);
 /* Copies directory `from` with its directories to `to`, which is emptied or made first. */
 void copied_make(const char *from, const char *to);
 /* A descriptor whose description holds the lock byte of `incarnation` in the copy: to those who

@@ -11,9 +11,9 @@
     X(mkdir)                                                                                       \
     X(rename)                                                                                      \
     X(link)                                                                                        \
-    X(unlink) X(list) X(stat) X(fstat) X(statfs) X(chmod) X(allocate) X(pread) X(pwrite)           \
-        X(datasync) X(sync) X(map) X(msync) X(lock) X(locked) X(sem_open) X(alloc) X(random)       \
-            X(boot_id)
+    X(unlink)                                                                                      \
+    X(list) X(stat) X(fstat) X(statfs) X(chmod) X(allocate) X(pread) X(pwrite) X(datasync) X(sync) \
+        X(map) X(msync) X(lock) X(locked) X(sem_open) X(alloc) X(random) X(boot_id)
 
 enum kind {
 #define X(name) KIND_##name,

@@ -177,10 +177,18 @@ BUGS = (
         POWER,
     ),
     Bug(
+        "the floor passes a long loss before all of it is counted",
+        "reserve.c",
+        "mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_LOST);",
+        "mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_SETTLED), "
+        "consumer->read_seq = next_seq;",
+        copies("lose"),
+    ),
+    Bug(
         "a cursor write is not synced",
         "cursor.c",
-        "        io->datasync(io, consumer->cursor_fd) != 0) {",
-        "        0) {",
+        "    if (io->datasync(io, consumer->cursor_fd) != 0) {",
+        "    if (0) {",
         POWER,
     ),
     Bug(

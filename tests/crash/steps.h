@@ -45,7 +45,7 @@ struct run {
     struct mpq_item items[64];
     uint32_t taken;
     /* figures */
-    uint64_t kills, ended, takeovers, gaps, half, longest_ns;
+    uint64_t kills, same, ended, takeovers, gaps, half, longest_ns;
     uint64_t instructions;
     uint32_t spans[SPANS]; /* instructions behind the n-th system call */
     uint32_t span_count;
