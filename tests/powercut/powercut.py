@@ -276,6 +276,11 @@ def _run(program: Path, work: Path, args: argparse.Namespace) -> int:
         lane.join()
     if not isinstance(broken[0] if broken else None, Missing):
         _summarise(total, args, time.monotonic() - started)
+        print(
+            f"powercut: seed {args.seed}, {total['points']} {' and '.join(args.filesystems)} "
+            f"crash points, {'FAILED' if broken else '0 violations'}",
+            flush=True,
+        )
     if broken:
         raise broken[0]
     dull = [name for name in BITES if total[name] == 0]
