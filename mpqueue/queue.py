@@ -14,7 +14,7 @@ from collections import deque
 
 from mpqueue import _log, _native, semaphore
 from mpqueue.consumer import Consumer
-from mpqueue.exceptions import Closed, Empty
+from mpqueue.exceptions import Closed, ConsumerBusy, Empty
 from mpqueue.options import from_native, to_native
 
 TYPE_CHECKING = False
@@ -127,7 +127,7 @@ class Queue(_native.Queue):
         self._get_consumer: Consumer | None = None
         self._get_pid = -1
         # One lock a process: a forked child must not inherit one that a thread of its parent held.
-        self._role_locks: dict[int, threading.Lock] = {}
+        self._role_locks: dict[int, threading.RLock] = {}
         self._gated = False
         super().__init__(
             _absolute(path),
@@ -171,14 +171,29 @@ class Queue(_native.Queue):
 
     def _role(self) -> Consumer:
         """The consumer behind get(), taken on first use and kept until close()."""
-        with self._role_locks.setdefault(os.getpid(), threading.Lock()):
-            role = self._get_consumer
-            if role is None or self._get_pid != os.getpid() or role.closed:
-                role = self.consumer()
-                self._get_consumer = role
-                self._get_pid = os.getpid()
-                self._undone = deque()
+        role = self._open_role()
+        if role is not None:
             return role
+        # A signal handler may call get() while its own thread takes the role here.
+        with self._role_locks.setdefault(os.getpid(), threading.RLock()):
+            role = self._open_role()
+            if role is None:
+                try:
+                    role = self.consumer()
+                except ConsumerBusy:
+                    role = self._open_role()
+                    if role is None:
+                        raise
+                else:
+                    self._get_pid, self._undone = os.getpid(), deque()
+                    self._get_consumer = role
+            return role
+
+    def _open_role(self) -> Consumer | None:
+        role = self._get_consumer
+        if role is None or self._get_pid != os.getpid() or role.closed:
+            return None
+        return role
 
     def get(self, block: bool = True, timeout: float | None = None) -> bytes:
         """Take the next payload, as `queue.Queue.get` does; task_done() acks it.

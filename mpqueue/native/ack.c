@@ -233,6 +233,16 @@ mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
     return status == MPQ_STALE ? stale(consumer, seq, error) : status;
 }
 
+bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token)
+{
+    mpq_mutex_lock(&consumer->mutex);
+    const struct mpq_entry *entry = mpq_entry_of(consumer, seq);
+    const bool out =
+        entry->seq == seq && entry->state == MPQ_ENTRY_OUT && entry->token == (uint32_t)token;
+    mpq_mutex_unlock(&consumer->mutex);
+    return out;
+}
+
 mpq_status mpq_rewind(struct mpq_consumer *consumer, uint64_t *items, uint64_t *bytes,
                       struct mpq_error *error)
 {

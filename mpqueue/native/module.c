@@ -199,26 +199,80 @@ PyObject *error_raise(struct state *state, mpq_status status, const struct mpq_e
 
 /* ---- waiting -------------------------------------------------------------------------------- */
 
+static _Thread_local struct waiter *innermost;
+
+static bool close_waits(const struct waiter *waiter)
+{
+    return (waiter->handle && waiter->handle->close_later) ||
+           (waiter->role && waiter->role->close_later);
+}
+
 static int check_signals(void *arg)
 {
     struct waiter *waiter = arg;
     PyEval_RestoreThread(waiter->thread);
     int interrupted = PyErr_CheckSignals();
+    if (!interrupted && close_waits(waiter)) {
+        const struct mpq_error error = {.message = "closed by a signal handler", .pid = -1};
+        error_raise(waiter->handle->state, MPQ_CLOSED, &error);
+        interrupted = -1;
+    }
     waiter->thread = PyEval_SaveThread();
     return interrupted;
 }
 
-void waiter_begin(struct waiter *waiter, uint64_t deadline_ns)
+void waiter_begin(struct waiter *waiter, struct handle *handle, struct role *role,
+                  uint64_t deadline_ns)
 {
     waiter->call.deadline_ns = deadline_ns;
     waiter->call.check = check_signals;
     waiter->call.arg = waiter;
+    waiter->handle = handle;
+    waiter->role = role;
+    waiter->outer = innermost;
+    innermost = waiter;
     waiter->thread = PyEval_SaveThread();
+}
+
+bool waiter_inside(const struct handle *handle, const struct role *role)
+{
+    for (const struct waiter *at = innermost; at; at = at->outer)
+        if (at->handle == handle && (!role || at->role == role))
+            return true;
+    return false;
+}
+
+/* What a handler has put off. Nobody is there to be told of a failure but the log. */
+static void close_now(struct handle *handle, struct role *role)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    struct mpq_error error;
+    mpq_status status = MPQ_OK;
+    PyThreadState *thread = PyEval_SaveThread();
+    if (role && role->close_later)
+        status = mpq_consumer_close(role->consumer, &error);
+    if (status == MPQ_OK && handle->close_later) {
+        const struct mpq_call call = {.deadline_ns = FOREVER};
+        status = mpq_close(handle->queue, &call, &error);
+    }
+    PyEval_RestoreThread(thread);
+    handle->close_later = false;
+    if (role)
+        role->close_later = false;
+    if (status != MPQ_OK) {
+        error_raise(handle->state, status, &error);
+        PyErr_WriteUnraisable(NULL);
+    }
+    PyErr_Restore(type, value, traceback);
 }
 
 mpq_status waiter_end(struct waiter *waiter, mpq_status status)
 {
     PyEval_RestoreThread(waiter->thread);
+    innermost = waiter->outer;
+    if (close_waits(waiter) && !waiter_inside(waiter->handle, NULL))
+        close_now(waiter->handle, waiter->role);
     return PyErr_Occurred() ? MPQ_INTERRUPTED : status;
 }
 
@@ -248,7 +302,7 @@ static PyObject *module_repair(PyObject *module, PyObject *args)
     struct mpq_repair report = {0};
     struct mpq_error error = {0};
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, NULL, NULL, FOREVER);
     mpq_status status = mpq_repair_queue(path, NULL, dry_run != 0, &waiter.call, &report, &error);
     status = waiter_end(&waiter, status);
     if (status != MPQ_OK)

@@ -61,6 +61,8 @@ struct handle {
     struct mpq_stats last; /* snapshots taken when close began */
     struct mpq_options last_options;
     bool closing; /* I3 */
+    bool close_runs, close_later; /* see waiter_end */
+    struct state *state;
 };
 
 /* The core's consumer, shared by the Consumer object and its items. */
@@ -69,8 +71,8 @@ struct role {
     struct mpq_consumer *consumer;
     struct handle *handle;
     struct state *state;
-    uint64_t acked_below; /* ack_up_to settled everything handed out below this seq */
     bool closing; /* I3; the handle's counts too */
+    bool close_later; /* see waiter_end */
 };
 
 struct queue_object {
@@ -117,14 +119,22 @@ PyObject *error_raise(struct state *state, mpq_status status, const struct mpq_e
 
 void uuid_text(const uint8_t *uuid, char text[33]);
 
-/* A core call without the interpreter lock whose check() runs Python's signal handlers. */
+/* A core call without the interpreter lock whose check() runs Python's signal handlers. A handler
+ * may close what the call works on; the core's close would wait for the call to leave, and the call
+ * for the handler. So it is put off: the call ends with Closed, and waiter_end closes. */
 struct waiter {
     PyThreadState *thread;
     struct mpq_call call;
+    struct handle *handle; /* NULL: of none */
+    struct role *role; /* NULL: not one of a consumer */
+    struct waiter *outer; /* of this thread, which runs a handler inside it */
 };
-void waiter_begin(struct waiter *waiter, uint64_t deadline_ns);
+void waiter_begin(struct waiter *waiter, struct handle *handle, struct role *role,
+                  uint64_t deadline_ns);
 /* The status, or MPQ_INTERRUPTED when a handler raised during work that the core does not need. */
 mpq_status waiter_end(struct waiter *waiter, mpq_status status);
+/* Does this thread run a handler inside a call on that handle, or role? */
+bool waiter_inside(const struct handle *handle, const struct role *role);
 
 /* ---- module_queue.c */
 

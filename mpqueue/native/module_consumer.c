@@ -513,8 +513,6 @@ static PyObject *consumer_ack_up_to(PyObject *object, PyObject *number)
     mpq_status status = mpq_ack_up_to(role->consumer, seq, &acked, &error);
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);
-    if (seq > role->acked_below)
-        role->acked_below = seq;
     if (role_sync(role, false) < 0)
         return NULL;
     return PyLong_FromUnsignedLongLong(acked);
@@ -544,7 +542,7 @@ static PyObject *consumer_checkpoint(PyObject *object, PyObject *ignored)
         return NULL;
     struct mpq_error error;
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, role->handle, role, FOREVER);
     mpq_status status = mpq_checkpoint(role->consumer, &waiter.call, &error);
     status = waiter_end(&waiter, status);
     events_report((struct queue_object *)self->queue);
@@ -561,6 +559,10 @@ static PyObject *consumer_close(PyObject *object, PyObject *ignored)
         Py_RETURN_NONE;
     events_report((struct queue_object *)self->queue);
     self->role->closing = true;
+    if (waiter_inside(self->role->handle, self->role)) {
+        self->role->close_later = true;
+        Py_RETURN_NONE;
+    }
     struct mpq_error error;
     PyThreadState *thread = PyEval_SaveThread();
     mpq_status status = mpq_consumer_close(self->role->consumer, &error);
@@ -628,7 +630,7 @@ static int consumer_adopt(struct consumer_object *self, struct queue_object *que
     }
     struct mpq_error error;
     struct waiter waiter;
-    waiter_begin(&waiter, deadline_after(timeout));
+    waiter_begin(&waiter, handle, NULL, deadline_after(timeout));
     mpq_status status = mpq_consumer_open(handle->queue, &waiter.call, &role->consumer, &error);
     (void)waiter_end(&waiter, status); /* it waits before it opens anything, only */
     if (status != MPQ_OK) {

@@ -69,7 +69,7 @@ void item_return(struct item_object *item)
  * should know. Silent where there is nothing to give back: after close, in a forked child. */
 static void item_abandon(struct item_object *item)
 {
-    if (item->seq < item->role->acked_below || role_check(item->role, NULL) != MPQ_OK ||
+    if (role_check(item->role, NULL) != MPQ_OK ||
         mpq_nack(item->role->consumer, item->seq, item->token, NULL) != MPQ_OK)
         return;
     PyObject *type, *value, *traceback;
@@ -117,9 +117,11 @@ static PyObject *body_copy(const struct mpq_item *item)
 static PyObject *body_view(struct consumer_object *consumer, const struct mpq_item *item)
 {
     const uint8_t *body;
-    struct mpq_segment *segment = mpq_item_view(consumer->role->consumer, item, &body);
+    struct mpq_segment *segment = NULL; /* what is empty refers to none */
+    if (item->segment)
+        segment = mpq_item_view(consumer->role->consumer, item, &body);
     PyObject *exporter;
-    if (!segment) { /* out of mappings: the promise is a read-only view, not zero copies */
+    if (!segment) { /* or out of mappings: the promise is a read-only view, not zero copies */
         exporter = body_copy(item);
     } else {
         struct view_object *view = PyObject_New(struct view_object, consumer->state->view_type);
@@ -309,7 +311,9 @@ static PyObject *item_get_settled(PyObject *object, void *closure)
 {
     (void)closure;
     struct item_object *self = (struct item_object *)object;
-    return PyBool_FromLong(self->settled || self->seq < self->role->acked_below);
+    if (!self->settled && role_check(self->role, NULL) == MPQ_OK) /* by ack_up_to, rewind */
+        self->settled = !mpq_handed_out(self->role->consumer, self->seq, self->token);
+    return PyBool_FromLong(self->settled);
 }
 
 /* ---- types ---------------------------------------------------------------------------------- */

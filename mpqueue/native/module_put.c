@@ -50,7 +50,7 @@ static int bytes_take(struct state *state, PyObject *object, struct mpq_item_in 
 static mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct mpq_error *error)
 {
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, self->handle, NULL, FOREVER);
     mpq_status status = mpq_put_flush(self->handle->queue, ticket, &waiter.call, error);
     status = waiter_end(&waiter, status);
     return status;
@@ -84,7 +84,7 @@ static mpq_status one_claim(struct queue_object *self, const struct mpq_item_in 
             return status;
     }
     struct waiter waiter;
-    waiter_begin(&waiter, deadline_after(timeout));
+    waiter_begin(&waiter, self->handle, NULL, deadline_after(timeout));
     status = mpq_put(queue, in, &waiter.call, seq, ticket, error);
     status = waiter_end(&waiter, status);
     events_report(self);
@@ -273,7 +273,7 @@ static mpq_status batch_claim(struct queue_object *self, const struct mpq_item_i
             return status;
     }
     struct waiter waiter;
-    waiter_begin(&waiter, deadline);
+    waiter_begin(&waiter, self->handle, NULL, deadline);
     mpq_status status = mpq_put_batch(queue, in, count, &waiter.call, first, ticket, error);
     status = waiter_end(&waiter, status);
     events_report(self);

@@ -240,7 +240,7 @@ static PyObject *queue_set_options(PyObject *object, PyObject *dict)
     if (options_set(dict, &options, &given) < 0)
         return NULL;
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, handle, NULL, FOREVER);
     mpq_status status = mpq_options_set(handle->queue, given, &options, &waiter.call, &error);
     status = waiter_end(&waiter, status);
     if (status != MPQ_OK)
@@ -431,7 +431,7 @@ static PyObject *queue_flush(PyObject *object, PyObject *ignored)
         return NULL;
     struct mpq_error error;
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, handle, NULL, FOREVER);
     mpq_status status = mpq_flush(handle->queue, &waiter.call, &error);
     status = waiter_end(&waiter, status);
     events_report(self);
@@ -452,7 +452,7 @@ static PyObject *queue_seal(PyObject *object, PyObject *const *args, Py_ssize_t 
         return NULL;
     struct mpq_error error;
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, handle, NULL, FOREVER);
     mpq_status status = mpq_seal(handle->queue, undo, &waiter.call, &error);
     status = waiter_end(&waiter, status);
     if (status != MPQ_OK)
@@ -473,11 +473,17 @@ static PyObject *queue_close(PyObject *object, PyObject *ignored)
         mpq_options_get(handle->queue, &handle->last_options);
         handle->closing = true;
     }
+    if (waiter_inside(handle, NULL)) {
+        handle->close_later = !handle->close_runs;
+        Py_RETURN_NONE;
+    }
+    handle->close_runs = true;
     struct mpq_error error;
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, handle, NULL, FOREVER);
     mpq_status status = mpq_close(handle->queue, &waiter.call, &error);
     status = waiter_end(&waiter, status);
+    handle->close_runs = false;
     if (status != MPQ_OK && status != MPQ_FORKED)
         return error_raise(self->state, status, &error);
     Py_RETURN_NONE;
@@ -599,7 +605,7 @@ static int queue_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     struct mpq_error error;
     struct waiter waiter;
-    waiter_begin(&waiter, FOREVER);
+    waiter_begin(&waiter, NULL, NULL, FOREVER);
     mpq_status status = mpq_open(&open, &waiter.call, &handle->queue, &error);
     (void)waiter_end(&waiter, status); /* it waits before it opens anything, only */
     if (status != MPQ_OK) {
@@ -608,6 +614,7 @@ static int queue_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     }
     handle->references = 1;
+    handle->state = self->state;
     self->handle = handle;
     events_report(self);
     return 0;

@@ -313,6 +313,8 @@ MPQ_CHECKED mpq_status mpq_consumer_sync(struct mpq_consumer *consumer, struct m
 /* Ready again in its own place, at once. */
 MPQ_CHECKED mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
                                 struct mpq_error *error);
+/* This hand-out is neither settled nor given back. The consumer is open. */
+bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token);
 /* Nacks everything handed out; their tokens become stale. */
 MPQ_CHECKED mpq_status mpq_rewind(struct mpq_consumer *consumer, uint64_t *items, uint64_t *bytes,
                                   struct mpq_error *error);

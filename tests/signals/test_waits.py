@@ -316,3 +316,50 @@ q.close()
     assert sum(returned[:2]) <= stats.items_enqueued <= sum(returned[:2]) + sum(sent[:2])
     assert (stats.items_acked, stats.depth) == (stats.items_enqueued, 0)
     assert (stats.claim_gaps, stats.fault, stats.poisoned) == (0, False, False)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_handler_may_close_what_the_call_works_on(
+    open_queue: OpenQueue, victims: Callable[..., Victim], call: str
+) -> None:
+    """The call ends with Closed instead of waiting for the handler that waits for it."""
+    state, code = CALLS[call]
+    q = open_queue(capacity=2)
+    keep = q.consumer() if state == "busy" else None
+    if state == "full":
+        q.put_many([b"a", b"b"])
+    victim = victims(q.path, code, "signal.signal(signal.SIGUSR1, lambda *_: q.close())")
+    victim.until_it_sleeps(q)
+    os.kill(victim.pid, signal.SIGUSR1)
+    assert victim.hear() == ["Closed", "0"]
+    assert q.stats().members_alive == 1
+    assert victim.process.poll() is None
+    if keep is not None:
+        keep.close()
+    with q.consumer() as c:
+        assert [item.body for item in c.drain()] == ([b"a", b"b"] if state == "full" else [])
+
+
+def test_a_handler_may_get_while_its_thread_takes_the_role(tmp_path: Path) -> None:
+    class Interrupted(mpqueue.Queue):
+        first = True
+
+        def consumer(self, *args: object, **kwargs: object) -> mpqueue.Consumer:
+            if self.first:
+                self.first = False
+                signal.raise_signal(signal.SIGUSR1)
+            return super().consumer(*args, **kwargs)
+
+    got = []
+    with Interrupted(tmp_path / "spool") as q:
+        q.put_many([b"1", b"2", b"3"])
+        before = signal.signal(signal.SIGUSR1, lambda *_: got.append(q.get_nowait()))
+        try:
+            got.append(q.get_nowait())
+            got.append(q.get_nowait())
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert got == [b"1", b"2", b"3"]
+        for _ in got:
+            q.task_done()
+        assert len(q) == 0

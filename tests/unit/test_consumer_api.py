@@ -727,3 +727,44 @@ def test_termination_signal_leaves_the_item_in_the_queue(
         """,
         spool,
     )
+
+
+def test_an_empty_item_has_an_empty_view(open_queue: OpenQueue) -> None:
+    q = open_queue()
+    q.put_many([b"", b"x", b""])
+    q.put(b"", headers={"k": "v"})
+    with q.consumer(views=True) as c:
+        items = [c.reserve(), *c.reserve_many(2), c.take()]
+        assert [bytes(item.body) for item in items] == [b"", b"x", b"", b""]
+        assert all(isinstance(item.body, memoryview) and item.body.readonly for item in items)
+        assert items[3].headers == {"k": "v"}
+        c.ack_many(items[:3])
+
+
+def test_ack_up_to_leaves_what_it_did_not_find_in_hand(open_queue: OpenQueue) -> None:
+    """An item that was given back before, and is handed out anew below that seq, is not acked."""
+    q = open_queue()
+    q.put_many([b"a", b"b", b"c"])
+    with q.consumer() as c:
+        first, *others = c.reserve_many(3)
+        first.nack()
+        assert c.ack_up_to(4) == 2
+        assert [item.settled for item in others] == [True, True]
+        again = c.reserve(0)
+        assert (again.body, again.settled) == (b"a", False)
+        with pytest.warns(ResourceWarning):
+            del again
+        with c.reserve(0) as item:
+            assert (item.body, item.attempts) == (b"a", 3)
+        assert len(q) == q.stats().reserved_items == 0
+
+
+def test_settled_knows_a_rewind(open_queue: OpenQueue) -> None:
+    q = open_queue()
+    q.put(b"a")
+    with q.consumer() as c:
+        item = c.reserve()
+        assert not item.settled
+        c.rewind()
+        assert item.settled
+        c.reserve().ack()
