@@ -53,14 +53,13 @@ static void from_halves(const struct mpq_control *head, bool same_boot, struct m
     }
 }
 
-mpq_status mpq_evidence_read(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
-                             const char *boot_id, struct mpq_evidence *known,
-                             struct mpq_error *error)
+/* Its head, when it is this queue's; -1 and MPQ_OK when there is none that counts. */
+static mpq_status open_older(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
+                             struct mpq_control *head, int *out, struct mpq_error *error)
 {
     mpq_io *io = queue->io;
-    struct mpq_control head;
     struct stat now;
-    memset(known, 0, sizeof *known);
+    *out = -1;
     int fd = io->open(io, queue->dirfd, "control", O_RDWR, 0);
     if (fd < 0)
         return errno == ENOENT ? MPQ_OK
@@ -68,12 +67,63 @@ mpq_status mpq_evidence_read(struct mpq_queue *queue, const struct mpq_meta_slot
     mpq_status status = MPQ_OK;
     if (io->fstat(io, fd, &now) != 0)
         status = mpq_fail_errno(error, "%s: cannot look at control", queue->path);
-    else if ((uint64_t)now.st_size >= sizeof head) {
-        if (mpq_io_read(io, fd, &head, sizeof head, 0) != 0)
+    else if ((uint64_t)now.st_size >= sizeof *head) {
+        if (mpq_io_read(io, fd, head, sizeof *head, 0) != 0)
             status = mpq_fail_errno(error, "%s: cannot read control", queue->path);
-        else if (is_older_self(&head, meta))
-            from_halves(&head, strncmp(head.boot_id, boot_id, sizeof head.boot_id) == 0, known);
+        else if (is_older_self(head, meta))
+            *out = fd;
     }
-    io->close(io, fd);
+    if (*out < 0)
+        io->close(io, fd);
     return status;
+}
+
+static bool is_of(const struct mpq_control *head, const char *boot_id)
+{
+    return strncmp(head->boot_id, boot_id, sizeof head->boot_id) == 0;
+}
+
+mpq_status mpq_evidence_read(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
+                             const char *boot_id, struct mpq_evidence *known,
+                             struct mpq_error *error)
+{
+    struct mpq_control head;
+    int fd;
+    memset(known, 0, sizeof *known);
+    mpq_status status = open_older(queue, meta, &head, &fd, error);
+    if (fd < 0)
+        return status;
+    from_halves(&head, is_of(&head, boot_id), known);
+    queue->io->close(queue->io, fd);
+    return MPQ_OK;
+}
+
+mpq_status mpq_evidence_acks(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
+                             const char *boot_id, struct mpq_evidence *known,
+                             struct mpq_error *error)
+{
+    struct mpq_control head;
+    int fd;
+    mpq_status status = open_older(queue, meta, &head, &fd, error);
+    if (fd < 0)
+        return status;
+    const struct mpq_consumer_record *last = NULL;
+    for (int i = 0; i < 2; i++) {
+        const struct mpq_consumer_record *half = &head.consumer_record[i];
+        if (consumer_holds(half) &&
+            (last == NULL || mpq_load(half->totals[0]) > mpq_load(last->totals[0])))
+            last = half;
+    }
+    const uint64_t bytes = (uint64_t)queue->window_words * sizeof *queue->window;
+    if (last != NULL && is_of(&head, boot_id) && head.ack_window == queue->created.ack_window &&
+        mpq_io_read(queue->io, fd, (uint8_t *)queue->window, bytes, head.window_offset) == 0) {
+        struct mpq_window_word *word =
+            &queue->window[mpq_load(last->word_index) % queue->window_words];
+        mpq_store(word->value, mpq_load(last->word_value));
+        mpq_store(word->complement, ~mpq_load(last->word_value));
+        known->floor = mpq_load(last->floor);
+        known->floor_position = mpq_load(last->floor_position);
+    }
+    queue->io->close(queue->io, fd);
+    return MPQ_OK;
 }

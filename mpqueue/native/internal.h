@@ -599,10 +599,16 @@ mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error);
 struct mpq_evidence {
     uint64_t accepted; /* items; 0 = nothing is known */
     uint64_t position; /* all before it was accepted since the machine started */
+    uint64_t floor, floor_position; /* 0 = as the cursor says */
     uint64_t settled;
     bool settled_known;
 };
 mpq_status mpq_evidence_read(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
+                             const char *boot_id, struct mpq_evidence *known,
+                             struct mpq_error *error);
+/* A dry run cannot have them written first: the acks of this boot, as control has them, go into the
+ * queue's window. */
+mpq_status mpq_evidence_acks(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
                              const char *boot_id, struct mpq_evidence *known,
                              struct mpq_error *error);
 /* rebuild.c: from meta, cursor and segments; repair: every body is looked at, damage is settled. */

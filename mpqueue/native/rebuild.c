@@ -93,12 +93,16 @@ static uint64_t new_epoch(struct mpq_queue *queue, const struct mpq_meta_slot *m
     return mpq_max64(meta->epoch + 1 + (salt & 0xFFFFF), queue->io->wall_ns(queue->io) / 1000);
 }
 
-static mpq_status conclude(struct rebuild *r, struct mpq_meta_slot *meta,
+static mpq_status conclude(struct rebuild *r, struct mpq_meta_slot *meta, const char *boot_id,
                            const struct mpq_generations *found, struct mpq_error *error)
 {
     mpq_status status = load_cursor(r, error);
     if (status == MPQ_OK) {
         restore_window(r);
+        if (r->how->dry)
+            status = mpq_evidence_acks(r->queue, meta, boot_id, &r->known, error);
+    }
+    if (status == MPQ_OK) {
         status = mpq_rebuild_walk(r, found, meta, error);
     }
     if (status == MPQ_OK && r->how->dry) {
@@ -114,14 +118,15 @@ static mpq_status conclude(struct rebuild *r, struct mpq_meta_slot *meta,
 
 /* The guard holds nothing but what mpq_rebuild gives back. */
 static mpq_status conclude_guarded(struct rebuild *r, struct mpq_meta_slot *meta,
-                                   const struct mpq_generations *found, struct mpq_error *error)
+                                   const char *boot_id, const struct mpq_generations *found,
+                                   struct mpq_error *error)
 {
     struct mpq_guard guard;
     mpq_guard_push(&guard);
     if (sigsetjmp(guard.jump, 0) != 0)
         return mpq_guard_recover(&guard, r->queue, error);
     MPQ_GUARD_ARM(&guard);
-    mpq_status status = conclude(r, meta, found, error);
+    mpq_status status = conclude(r, meta, boot_id, found, error);
     MPQ_GUARD_DROP(&guard);
     return status;
 }
@@ -151,7 +156,7 @@ mpq_status mpq_rebuild(struct mpq_queue *queue, struct mpq_meta_slot *meta, cons
             status = mpq_control_make(queue, &next, boot_id, &control_fd, error);
     }
     if (status == MPQ_OK)
-        status = conclude_guarded(r, meta, &found, error);
+        status = conclude_guarded(r, meta, boot_id, &found, error);
     if (status != MPQ_OK || how->dry) {
         mpq_segments_forget(queue);
         mpq_control_unmap(queue);

@@ -302,6 +302,10 @@ static void begin_at(struct rebuild *r, const struct mpq_generations *found)
         r->floor = 1;
         r->floor_position = MPQ_POSITION(found->count != 0 ? found->list[0] : 0, 0);
     }
+    if (r->known.floor > r->floor) {
+        r->floor = r->known.floor;
+        r->floor_position = r->known.floor_position;
+    }
     /* Roll records carry the watermark of the moment they were stored. */
     for (uint32_t i = 0; i < found->count; i++) {
         struct mpq_roll roll;
@@ -335,6 +339,8 @@ static void miss_end(struct rebuild *r, const struct mpq_meta_slot *meta)
     }
     if (r->valid != 0)
         settled = ((const struct mpq_cursor_slot *)(void *)r->slots[0])->totals.settled_items;
+    if (r->known.floor != 0)
+        settled = mpq_max64(settled, r->known.settled);
     uint64_t count = 0;
     if ((r->valid != 0 || r->known.settled_known) && accepted > settled + r->accounted)
         count = accepted - settled - r->accounted;

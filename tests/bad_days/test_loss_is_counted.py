@@ -229,3 +229,23 @@ def test_harm_without_a_power_cut_is_loss_whatever_was_flushed(
     assert (now.lost_items, now.torn_items) == (lost, 0)
     assert (report.lost_items, report.torn_items) == (lost, 0)
     assert told == (0 if repaired else lost)
+
+
+@pytest.mark.parametrize("durability", ["none", "interval", "group"])
+def test_a_dry_run_knows_the_acks_of_a_killed_consumer(tmp_path: Path, durability: str) -> None:
+    path = tmp_path / "spool"
+    child = os.fork()
+    if child == 0:
+        try:
+            q = mpqueue.Queue(path, segment_size=1 << 16, durability=durability, ack_linger=3600.0)
+            c = q.consumer()
+            q.put_many([b"x"] * 100)
+            c.ack_many(c.reserve_many(100)[5:95])
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    before = sorted((file.name, file.read_bytes()) for file in path.iterdir())
+    dry = mpqueue.repair(path, dry_run=True)
+    assert sorted((file.name, file.read_bytes()) for file in path.iterdir()) == before
+    assert (dry.items, dry.lost_items, dry.torn_items) == (10, 0, 0)
+    assert mpqueue.repair(path).items == 10
