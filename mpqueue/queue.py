@@ -123,7 +123,8 @@ class Queue(_native.Queue):
         self._on_loss = on_loss
         self._consumer: Callable[[], Consumer | None] = lambda: None
         self._consumer_pid = -1
-        self._undone: deque[Item] = deque()  # handed out by get(), oldest first
+        # What get() handed out, oldest first, by the thread that got it.
+        self._undone: dict[threading.Thread, deque[Item]] = {}
         self._get_consumer: Consumer | None = None
         self._get_pid = -1
         # One lock a process: a forked child must not inherit one that a thread of its parent held.
@@ -175,7 +176,7 @@ class Queue(_native.Queue):
         if role is not None:
             return role
         # A signal handler may call get() while its own thread takes the role here.
-        with self._role_locks.setdefault(os.getpid(), threading.RLock()):
+        with self._lock():
             role = self._open_role()
             if role is None:
                 try:
@@ -185,9 +186,12 @@ class Queue(_native.Queue):
                     if role is None:
                         raise
                 else:
-                    self._get_pid, self._undone = os.getpid(), deque()
+                    self._get_pid, self._undone = os.getpid(), {}
                     self._get_consumer = role
             return role
+
+    def _lock(self) -> threading.RLock:
+        return self._role_locks.setdefault(os.getpid(), threading.RLock())
 
     def _open_role(self) -> Consumer | None:
         role = self._get_consumer
@@ -206,7 +210,8 @@ class Queue(_native.Queue):
         item = self._role().reserve(timeout if block else 0)
         if item is None:
             raise Empty(f"{self.path}: nothing was ready in time")
-        self._undone.append(item)
+        with self._lock():
+            self._undone.setdefault(threading.current_thread(), deque()).append(item)
         return item.body
 
     def get_nowait(self) -> bytes:
@@ -214,13 +219,23 @@ class Queue(_native.Queue):
         return self.get(block=False)
 
     def task_done(self) -> None:
-        """Ack the oldest payload from get() that has not been acked. ValueError when none is."""
-        try:
-            item = self._undone.popleft()
-        except IndexError:
-            raise ValueError(
-                "task_done() called too many times: every payload from get() has been acked"
-            ) from None
+        """Ack the oldest payload that this thread got and has not acked. ValueError when none is.
+
+        A thread that got none acks the oldest one of all threads: where payloads are handed on and
+        finish out of order, use reserve() and ack().
+        """
+        with self._lock():
+            held = self._undone.get(threading.current_thread())
+            if not held:
+                others = [items for items in self._undone.values() if items]
+                held = min(others, key=lambda items: items[0].seq, default=None)
+            if held is None:
+                raise ValueError(
+                    "task_done() called too many times: every payload from get() has been acked"
+                )
+            item = held.popleft()
+            if not held:
+                self._undone = {thread: items for thread, items in self._undone.items() if items}
         item.ack()
 
     def join(self, timeout: float | None = None) -> bool:
@@ -331,7 +346,7 @@ class Queue(_native.Queue):
             super().close()
         finally:
             del held
-            self._undone.clear()
+            self._undone = {}
             self._get_consumer = None
 
     def __enter__(self) -> Self:

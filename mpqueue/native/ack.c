@@ -139,9 +139,11 @@ static mpq_status settle_one(struct mpq_consumer *consumer, uint64_t seq, uint64
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
     if (entry->seq != seq)
         return seq < consumer->read_seq ? MPQ_OK : MPQ_STALE; /* settled long ago */
+    if (entry->token != (uint32_t)token)
+        return MPQ_STALE;
     if (entry->state == MPQ_ENTRY_SETTLED)
-        return MPQ_OK;
-    if (entry->state != MPQ_ENTRY_OUT || entry->token != (uint32_t)token)
+        return MPQ_OK; /* a repeat */
+    if (entry->state != MPQ_ENTRY_OUT)
         return MPQ_STALE;
     mpq_settle(consumer, seq, entry->extent, MPQ_SETTLE_ACK);
     return MPQ_OK;
@@ -211,6 +213,7 @@ static mpq_status give_back(struct mpq_consumer *consumer, struct mpq_entry *ent
     if (!mpq_again_push(consumer, entry->seq))
         return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", consumer->queue->path);
     entry->state = MPQ_ENTRY_AGAIN;
+    entry->token = 0; /* no hand-out's, also when it is skipped */
     consumer->out--;
     mpq_store(consumer->queue->control->reserved_items, consumer->out);
     mpq_bump(consumer->queue->control->nacked_items, 1);

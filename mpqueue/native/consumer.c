@@ -137,15 +137,21 @@ static mpq_status take_over_guarded(struct mpq_consumer *consumer, struct mpq_er
     return status;
 }
 
+/* mutex held, or nobody else there */
+static void let_go(struct mpq_consumer *consumer)
+{
+    mpq_segment_release(consumer->segment);
+    mpq_segment_release(consumer->view);
+    consumer->segment = consumer->view = NULL;
+}
+
 static void discard(struct mpq_consumer *consumer)
 {
     mpq_io *io = consumer->queue->io;
     if (consumer->cursor_fd >= 0)
         io->close(io, consumer->cursor_fd);
     consumer->cursor_fd = -1;
-    mpq_segment_release(consumer->segment);
-    mpq_segment_release(consumer->view);
-    consumer->segment = consumer->view = NULL;
+    let_go(consumer);
     io->free(io, consumer->entries);
     io->free(io, consumer->again);
     io->free(io, consumer->retried);
@@ -253,7 +259,13 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
     consumer->closed = true; /* whoever takes the mutex after this touches nothing */
     consumer->out = 0;
     mpq_store(queue->control->reserved_items, 0);
+    let_go(consumer);
     mpq_mutex_unlock(&consumer->mutex);
+    pthread_mutex_lock(&consumer->cursor_mutex);
+    if (consumer->cursor_fd >= 0)
+        queue->io->close(queue->io, consumer->cursor_fd);
+    consumer->cursor_fd = -1;
+    pthread_mutex_unlock(&consumer->cursor_mutex);
     mpq_store(queue->control->consumer, 0);
     if (!queue->me_shared)
         mpq_store(queue->me->role, MPQ_ROLE_PRODUCER);

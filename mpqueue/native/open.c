@@ -402,6 +402,21 @@ static mpq_status last_flush(struct mpq_queue *queue, const struct mpq_call *cal
     return status == MPQ_REMOVED || status == MPQ_INTERRUPTED ? MPQ_OK : status;
 }
 
+/* What keeps the directory and its filesystem in use. */
+static void release(struct mpq_queue *queue)
+{
+    mpq_io *io = queue->io;
+    mpq_pin_drop(queue, &queue->pin);
+    if (queue->gate != NULL)
+        io->sem_close(io, queue->gate);
+    if (queue->checker >= 0)
+        io->close(io, queue->checker);
+    if (queue->dirfd >= 0)
+        io->close(io, queue->dirfd);
+    queue->gate = NULL;
+    queue->checker = queue->dirfd = -1;
+}
+
 mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     if (atomic_load(&queue->closing) != 0)
@@ -435,6 +450,7 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
     mpq_segments_forget(queue);
     mpq_mutex_unlock(&queue->mutex);
     mpq_control_unmap(queue);
+    release(queue);
     return status;
 }
 
@@ -448,13 +464,7 @@ void mpq_free(struct mpq_queue *queue)
     mpq_io *io = queue->io;
     mpq_segments_forget(queue);
     mpq_control_unmap(queue);
-    mpq_pin_drop(queue, &queue->pin);
-    if (queue->gate != NULL)
-        io->sem_close(io, queue->gate);
-    if (queue->checker >= 0)
-        io->close(io, queue->checker);
-    if (queue->dirfd >= 0)
-        io->close(io, queue->dirfd);
+    release(queue);
     munmap(queue->fork, MPQ_PAGE);
     io->free(io, queue->path);
     io->free(io, queue);

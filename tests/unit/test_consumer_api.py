@@ -768,3 +768,23 @@ def test_settled_knows_a_rewind(open_queue: OpenQueue) -> None:
         c.rewind()
         assert item.settled
         c.reserve().ack()
+
+
+def test_an_ack_of_an_older_hand_out_is_stale_also_when_the_item_is_gone(
+    open_queue: OpenQueue,
+) -> None:
+    q = open_queue()
+    q.put_many([b"a", b"b"])
+    with q.consumer() as c:
+        a, b = c.reserve_many(2)
+        c.rewind()
+        assert c.skip() == 1
+        with pytest.raises(mpqueue.StaleItem):
+            a.ack()
+        again = c.reserve()
+        again.ack()
+        again.ack()  # a repeat is harmless
+        with pytest.raises(mpqueue.StaleItem):
+            b.ack()
+        now = q.stats()
+        assert (now.items_acked, now.items_skipped, now.depth) == (1, 1, 0)

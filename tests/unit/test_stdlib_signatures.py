@@ -9,9 +9,11 @@ from __future__ import annotations
 import inspect
 import logging
 import logging.handlers
+import os
 import pickle
 import queue
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +160,44 @@ def test_standard_listener_acks_after_the_handler_wrote(open_queue: OpenQueue) -
     listener.stop()
     assert written == [f"line {number}" for number in range(20)]
     assert q.join(timeout=60)
+
+
+def test_task_done_acks_what_its_own_thread_got(tmp_path: Path) -> None:
+    """The idiom of workers is get, work, task_done; the slow one's payload is not the fast one's."""
+    path = tmp_path / "spool"
+    first_got, second_done = threading.Event(), threading.Event()
+    with mpqueue.Queue(path) as q:
+        q.put_many([b"slow", b"fast", b"handed on"])
+
+        def slow() -> None:
+            assert q.get() == b"slow"
+            first_got.set()
+            second_done.wait()
+
+        worker = threading.Thread(target=slow)
+        worker.start()
+        first_got.wait()
+        assert q.get() == b"fast"
+        q.task_done()
+        second_done.set()
+        worker.join()
+        assert q.get() == b"handed on"
+        q.task_done()  # its own again, not the one that a dead thread has left
+        assert len(q) == 1
+        q.task_done()  # none of its own: the oldest of all
+        assert len(q) == 0
+        with pytest.raises(ValueError, match="too many times"):
+            q.task_done()
+
+
+def test_a_closed_queue_keeps_no_file_and_no_mapping(tmp_path: Path) -> None:
+    path = str(tmp_path / "spool")
+    q = mpqueue.Queue(path)
+    q.put(b"1")
+    with q.consumer() as c:
+        c.take()
+    q.close()
+    links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()]
+    maps = Path("/proc/self/maps").read_text()
+    assert not [link for link in links if path in link]
+    assert path not in maps
