@@ -77,7 +77,7 @@ static mpq_status take_alone(struct alone *alone, const char *path, const struct
     alone->gate = (struct mpq_pin){NULL, -1};
     alone->range = (struct mpq_pin){NULL, -1};
     mpq_guard_install();
-    mpq_status status = mpq_handle_open(&args, &alone->queue, error);
+    mpq_status status = mpq_handle_open(&args, false, &alone->queue, error);
     if (status != MPQ_OK)
         return status;
     status = mpq_pin_wait(alone->queue, MPQ_BYTE_GATE, call, &alone->gate, "the gate", error);
@@ -166,32 +166,94 @@ static int remove_saved(void *argument, const char *name)
     return 0;
 }
 
+/* The queue ends when `meta` gets the name DESTROYED, and its path is free for another one when
+ * that name is gone: until then whoever holds the gate of the file removes what is left. So a
+ * destroyer that dies is finished by the next one that comes, and a new queue waits for one that
+ * lives. */
+#define DESTROYED "destroyed"
+
+static mpq_status remove_files(struct mpq_queue *queue, struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    struct shelf shelf = {io, io->open(io, queue->dirfd, "corrupt", O_RDONLY | O_DIRECTORY, 0)};
+    if (shelf.dirfd >= 0) {
+        (void)io->list(io, shelf.dirfd, remove_saved, &shelf);
+        io->close(io, shelf.dirfd);
+        (void)io->rmdir(io, queue->dirfd, "corrupt");
+    }
+    if (io->list(io, queue->dirfd, remove_ours, queue) != 0)
+        return mpq_fail_errno(error, "%s: cannot list the directory", queue->path);
+    if (io->unlink(io, queue->dirfd, DESTROYED) != 0)
+        return mpq_fail_errno(error, "%s: cannot remove what was meta", queue->path);
+    if (io->sync(io, queue->dirfd) != 0)
+        return mpq_fail_errno(error, "%s: cannot sync the directory", queue->path);
+    return MPQ_OK;
+}
+
+static void name_gate(mpq_io *io, int fd, char gate_name[48])
+{
+    struct mpq_meta_slot slot;
+    if (mpq_io_read(io, fd, &slot, sizeof slot, 0) == 0 && slot.magic == MPQ_META_MAGIC)
+        mpq_gate_of(slot.uuid, gate_name);
+}
+
+mpq_status mpq_destroy_rest(struct mpq_queue *queue, const struct mpq_call *call,
+                            char gate_name[48], struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    int fd = io->open(io, queue->dirfd, DESTROYED, O_RDWR, 0);
+    if (fd < 0)
+        return errno == ENOENT
+                   ? MPQ_EMPTY
+                   : mpq_fail_errno(error, "%s: cannot open what was meta", queue->path);
+    mpq_status status = MPQ_OK;
+    struct stat now;
+    while (status == MPQ_OK && io->lock(io, fd, F_WRLCK, MPQ_BYTE_GATE, 1) != 0)
+        status = errno == EAGAIN || errno == EACCES
+                     ? mpq_pause(queue, call, MPQ_MS)
+                     : mpq_fail_errno(error, "%s: cannot lock what was meta", queue->path);
+    if (status == MPQ_OK && io->stat(io, queue->dirfd, DESTROYED, &now) == 0) {
+        name_gate(io, fd, gate_name);
+        status = remove_files(queue, error);
+    }
+    io->close(io, fd);
+    return status;
+}
+
+static mpq_status destroy_half(const char *path, const struct mpq_io *io,
+                               const struct mpq_call *call, char gate_name[48],
+                               struct mpq_error *error)
+{
+    const struct mpq_open_args args = {.path = path, .io = io};
+    struct mpq_queue *queue;
+    mpq_status status = mpq_handle_open(&args, true, &queue, error);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_destroy_rest(queue, call, gate_name, error);
+    if (status == MPQ_OK)
+        (void)queue->io->rmdir(queue->io, AT_FDCWD, path);
+    atomic_store(&queue->closing, 1);
+    mpq_free(queue);
+    return status;
+}
+
 mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name[48],
                        struct mpq_error *error)
 {
     struct alone alone = {.queue = NULL};
     const struct mpq_call call = {mpq_monotonic_ns() + 1000 * MPQ_MS, NULL, NULL};
     mpq_status status = take_alone(&alone, path, io, &call, "destroy", error);
-    if (status == MPQ_OK) {
+    if (status == MPQ_NOT_A_QUEUE && destroy_half(path, io, &call, gate_name, NULL) == MPQ_OK)
+        status = MPQ_OK;
+    else if (status == MPQ_OK) {
         struct mpq_queue *queue = alone.queue;
-        mpq_io *table = queue->io;
         memcpy(gate_name, queue->gate_name, sizeof queue->gate_name);
-        struct shelf shelf = {
-            table, table->open(table, queue->dirfd, "corrupt", O_RDONLY | O_DIRECTORY, 0)};
-        if (shelf.dirfd >= 0) {
-            (void)table->list(table, shelf.dirfd, remove_saved, &shelf);
-            table->close(table, shelf.dirfd);
-            (void)table->rmdir(table, queue->dirfd, "corrupt");
-        }
-        /* meta first: without it nobody takes what is left for a queue. */
-        if (table->unlink(table, queue->dirfd, "meta") != 0)
-            status = mpq_fail_errno(error, "%s: cannot remove meta", path);
-        else if (table->list(table, queue->dirfd, remove_ours, queue) != 0)
-            status = mpq_fail_errno(error, "%s: cannot list the directory", path);
-        else if (table->sync(table, queue->dirfd) != 0)
-            status = mpq_fail_errno(error, "%s: cannot sync the directory", path);
+        if (queue->io->rename(queue->io, queue->dirfd, "meta", DESTROYED) != 0)
+            status = mpq_fail_errno(error, "%s: cannot rename meta", path);
         else
-            (void)table->rmdir(table, AT_FDCWD, path); /* foreign files keep it */
+            status = remove_files(queue, error);
+        if (status == MPQ_OK)
+            (void)queue->io->rmdir(queue->io, AT_FDCWD, path); /* foreign files keep it */
     }
     leave_alone(&alone);
     return status;

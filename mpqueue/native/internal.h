@@ -236,6 +236,10 @@ mpq_status mpq_wait_sleep(struct mpq_queue *queue, const struct mpq_waiter *wait
 void mpq_wake(struct mpq_queue *queue, _Atomic uint32_t *event, _Atomic uint32_t *flag);
 /* A plain pause of one slice with the same returns. */
 mpq_status mpq_pause(struct mpq_queue *queue, const struct mpq_call *call, uint64_t slice_ns);
+/* The header lock is held for about a microsecond, the gate for about a millisecond, or as long as
+ * their owner is off the processor. A call that must not wait for room still gives a living owner
+ * this long: being full is an answer, a neighbour's time slice is not. */
+#define MPQ_GRACE_NS (250 * MPQ_MS)
 
 /* ---- lock.c: the header lock */
 struct mpq_lock_wait {
@@ -595,6 +599,10 @@ void mpq_quarantine(struct mpq_queue *queue, const struct mpq_segment *segment, 
 mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error);
 /* open.c: the directory's own name is durable. */
 mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error);
+void mpq_gate_of(const uint8_t uuid[16], char name[48]);
+/* admin.c: waits for a living destroyer, ends what a dead one began; MPQ_EMPTY: there was none. */
+mpq_status mpq_destroy_rest(struct mpq_queue *queue, const struct mpq_call *call,
+                            char gate_name[48], struct mpq_error *error);
 /* evidence.c: lifetime totals that control proves, though it is not of this boot or not whole. */
 struct mpq_evidence {
     uint64_t accepted; /* items; 0 = nothing is known */
@@ -633,8 +641,8 @@ void mpq_sweep_segments(struct mpq_queue *queue, const struct mpq_generations *f
                         uint64_t oldest);
 
 /* ---- open.c */
-/* A handle with directory and meta open, not joined. */
-mpq_status mpq_handle_open(const struct mpq_open_args *args, struct mpq_queue **queue,
+/* A handle with directory and meta open, not joined; half: without meta. */
+mpq_status mpq_handle_open(const struct mpq_open_args *args, bool half, struct mpq_queue **queue,
                            struct mpq_error *error);
 mpq_status mpq_attach(struct mpq_queue *queue, const struct mpq_call *call,
                       struct mpq_error *error);

@@ -20,11 +20,6 @@
  * once. */
 #define MEETINGS 4
 
-/* The lock is held for about a microsecond, or as long as its owner is off the processor. A call
- * that must not wait for room still gives a living owner this long: being full is an answer, a
- * neighbour's time slice is not. */
-#define GRACE_NS (250 * MPQ_MS)
-
 static bool take(struct mpq_queue *queue, uint64_t expected, uint64_t mine)
 {
     /* SYNC owner: acquire here, release in mpq_lock_release */
@@ -134,7 +129,7 @@ mpq_status mpq_lock_sleep(struct mpq_queue *queue, struct mpq_lock_wait *wait,
     wait->contended = true;
     if (owner == 0)
         return MPQ_OK;
-    if (now >= mpq_max64(call->deadline_ns, wait->since_ns + GRACE_NS))
+    if (now >= mpq_max64(call->deadline_ns, wait->since_ns + MPQ_GRACE_NS))
         return timed_out(queue, owner, error);
     if ((owner & 1) == 0) {
         uint64_t expected = owner;

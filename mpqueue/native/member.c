@@ -95,6 +95,10 @@ mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct m
                         struct mpq_pin *pin, const char *what, struct mpq_error *error)
 {
     uint64_t slice = MPQ_MS / 4;
+    struct mpq_call patient = *call;
+    if (offset == MPQ_BYTE_GATE)
+        patient.deadline_ns =
+            mpq_max64(call->deadline_ns, queue->io->monotonic_ns(queue->io) + MPQ_GRACE_NS);
     for (;;) {
         int rc = mpq_pin_take(queue, offset, 1, pin);
         if (rc == 0)
@@ -106,7 +110,7 @@ mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct m
                                 queue->path);
             return mpq_fail_errno(error, "%s: cannot lock %s", queue->path, what);
         }
-        mpq_status status = mpq_pause(queue, call, slice);
+        mpq_status status = mpq_pause(queue, &patient, slice);
         if (atomic_load(&queue->leaving) != 0)
             return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
         if (status == MPQ_TIMEOUT)

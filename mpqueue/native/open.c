@@ -144,11 +144,15 @@ mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error)
 }
 
 static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args *args,
-                             bool made_directory, struct mpq_error *error)
+                             const struct mpq_call *call, bool made_directory,
+                             struct mpq_error *error)
 {
     mpq_io *io = queue->io;
+    char before[48];
     mpq_status status = mpq_options_check(&args->options, error);
-    if (status != MPQ_OK)
+    if (status == MPQ_OK)
+        status = mpq_destroy_rest(queue, call, before, error);
+    if (status != MPQ_OK && status != MPQ_EMPTY)
         return status;
     bool remains = false;
     if (io->list(io, queue->dirfd, ours, &remains) != 0)
@@ -179,6 +183,13 @@ static mpq_status make_queue(struct mpq_queue *queue, const struct mpq_open_args
 
 /* ---- identity */
 
+void mpq_gate_of(const uint8_t uuid[16], char name[48])
+{
+    char *at = name + snprintf(name, 48, "/mpq-");
+    for (int i = 0; i < 16; i++)
+        at += snprintf(at, 3, "%02x", uuid[i]);
+}
+
 static mpq_status open_meta(struct mpq_queue *queue, struct mpq_error *error)
 {
     mpq_io *io = queue->io;
@@ -199,9 +210,7 @@ static mpq_status open_meta(struct mpq_queue *queue, struct mpq_error *error)
     queue->hash_seed = meta.hash_seed;
     queue->segment_size = meta.options.segment_size;
     memcpy(queue->uuid, meta.uuid, 16);
-    char *at = queue->gate_name + snprintf(queue->gate_name, sizeof queue->gate_name, "/mpq-");
-    for (int i = 0; i < 16; i++)
-        at += snprintf(at, 3, "%02x", queue->uuid[i]);
+    mpq_gate_of(queue->uuid, queue->gate_name);
     return MPQ_OK;
 }
 
@@ -288,7 +297,7 @@ static struct mpq_queue *handle_new(const struct mpq_open_args *args)
     return queue;
 }
 
-mpq_status mpq_handle_open(const struct mpq_open_args *args, struct mpq_queue **out,
+mpq_status mpq_handle_open(const struct mpq_open_args *args, bool half, struct mpq_queue **out,
                            struct mpq_error *error)
 {
     struct mpq_queue *queue = handle_new(args);
@@ -296,7 +305,7 @@ mpq_status mpq_handle_open(const struct mpq_open_args *args, struct mpq_queue **
     if (queue == NULL)
         return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", args->path);
     mpq_status status = open_directory(queue, args, &made, error);
-    if (status == MPQ_OK)
+    if (status == MPQ_OK && !half)
         status = open_meta(queue, error);
     if (status == MPQ_EMPTY)
         status =
@@ -320,10 +329,13 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_open_arg
     if (status == MPQ_OK) {
         status = open_meta(queue, error);
         if (status == MPQ_EMPTY && args->create) {
-            status = make_queue(queue, args, made_directory, error);
+            status = make_queue(queue, args, call, made_directory, error);
             if (status == MPQ_OK)
                 status = open_meta(queue, error);
         }
+        if (status == MPQ_EMPTY && args->create)
+            status =
+                mpq_fail(error, MPQ_REMOVED, "%s: it was destroyed while it was made", queue->path);
         if (status == MPQ_EMPTY)
             status = mpq_fail(error, MPQ_NOT_A_QUEUE,
                               "%s: no queue here (no file `meta`); make one with `mpqueue init`",
@@ -354,12 +366,27 @@ static mpq_status open_new(const struct mpq_open_args *args, const struct mpq_ca
     return MPQ_OK;
 }
 
+#define MAKE_TRIES 1000
+
 mpq_status mpq_open(const struct mpq_open_args *args, const struct mpq_call *call,
                     struct mpq_queue **queue, struct mpq_error *error)
 {
     struct mpq_error local;
     mpq_guard_install();
-    return open_new(args, call, queue, error != NULL ? error : &local);
+    if (error == NULL)
+        error = &local;
+    mpq_io *io = args->io != NULL ? args->io : &mpq_io_system;
+    for (int tries = 1;; tries++) {
+        mpq_status status = open_new(args, call, queue, error);
+        /* Somebody destroys the queue that was there, and its directory, while this one is made. */
+        const bool vanished =
+            status == MPQ_REMOVED || (status == MPQ_SYSTEM && error->os_errno == ENOENT);
+        if (!args->create || !vanished || tries == MAKE_TRIES)
+            return status;
+        if (call->check != NULL && call->check(call->arg) != 0)
+            return MPQ_INTERRUPTED;
+        io->pause(io, MPQ_MS);
+    }
 }
 
 void mpq_open_gate(struct mpq_queue *queue, const char *semaphore_name)

@@ -163,7 +163,7 @@ def test_standard_listener_acks_after_the_handler_wrote(open_queue: OpenQueue) -
 
 
 def test_task_done_acks_what_its_own_thread_got(tmp_path: Path) -> None:
-    """The idiom of workers is get, work, task_done; the slow one's payload is not the fast one's."""
+    """The idiom of workers: get, work, task_done; the slow one keeps its own payload."""
     path = tmp_path / "spool"
     first_got, second_done = threading.Event(), threading.Event()
     with mpqueue.Queue(path) as q:
