@@ -21,6 +21,7 @@ VERBS = {
     "get": "take one item, or more: write, flush, then ack",
     "peek": "look at what is next, without the consumer role",
     "stats": "depth, counters, losses and who is attached",
+    "metrics": "numbers for Prometheus: as text, into a file, over HTTP",
     "set": "change options of a queue",
     "seal": "end the input for every process",
     "destroy": "remove a queue from disk",

@@ -210,6 +210,19 @@ def add_path(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    """One PATH or more, as `paths`; MPQUEUE_PATH stands in for the one."""
+    default = os.environ.get("MPQUEUE_PATH")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="*" if default else "+",
+        default=[default] if default else None,
+        type=_path,
+        help="directories of queues (default: MPQUEUE_PATH)",
+    )
+
+
 def open_queue(path: str) -> mpqueue.Queue:
     """Opens an existing queue. Raises NotAQueue and everything that opening raises."""
     import mpqueue
