@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import mpqueue
@@ -31,7 +30,9 @@ __all__ = [
     "Family",
     "Reading",
     "Sample",
+    "label",
     "read",
+    "read_all",
     "render",
     "samples",
 ]
@@ -179,10 +180,15 @@ _KEPT = {
 # ---- reading ------------------------------------------------------------------------------------
 
 
+def label(path: StrPath) -> str:
+    """What a queue is called in its label: its absolute path, bytes that are no text as \\xNN."""
+    return os.fsencode(os.path.abspath(os.fsdecode(path))).decode("utf-8", "backslashreplace")
+
+
 def read(path: StrPath) -> Reading:
     """Reads one queue. Never raises for what is wrong with it: `error` says it, and `up` is 0."""
     name = os.fsdecode(path)
-    label = os.fsencode(Path(name).absolute()).decode("utf-8", "backslashreplace")
+    queue = label(path)
     values: dict[str, object]
     try:
         with reader.inspect(name) as view:
@@ -195,14 +201,12 @@ def read(path: StrPath) -> Reading:
                 values = stats._asdict()
                 values["queue"] = values.pop("durability")
     except (mpqueue.MpqueueError, OSError, ValueError) as error:
-        return Reading(label, {"up": 0}, error)
-    return Reading(label, {**values, "up": 1, "live": stats is not None}, None)
+        return Reading(queue, {"up": 0}, error)
+    return Reading(queue, {**values, "up": 1, "live": stats is not None}, None)
 
 
-def samples(
-    paths: Iterable[StrPath], report: Report | None = None
-) -> Iterator[tuple[Family, list[Sample]]]:
-    """All families that have samples, with those of every queue; a path counts once.
+def read_all(paths: Iterable[StrPath], report: Report | None = None) -> list[Reading]:
+    """Reads each queue once, also one that is named twice.
 
     report: called with the label and the exception of each queue that could not be read.
     """
@@ -210,11 +214,19 @@ def samples(
     for reading in readings.values():
         if reading.error is not None and report is not None:
             report(reading.queue, reading.error)
+    return list(readings.values())
+
+
+def samples(
+    paths: Iterable[StrPath], report: Report | None = None
+) -> Iterator[tuple[Family, list[Sample]]]:
+    """All families that have samples, with those of every queue; `report` as for `read_all`."""
+    readings = read_all(paths, report)
     for family in FAMILIES:
         found: list[Sample] = []
         if family is BUILD:
             found.append(Sample("_info", (("version", str(mpqueue.__version__)),), 1))
-        for reading in readings.values():
+        for reading in readings:
             if family.field in reading.values:
                 found += _samples(family, reading.queue, reading.values[family.field])
         if found:
@@ -245,7 +257,7 @@ def render(
 ) -> str:
     """All metrics of these queues as text: Prometheus 0.0.4, or OpenMetrics 1.0.
 
-    A queue that cannot be read is there as `mpqueue_up 0`; `report` as for `samples`.
+    A queue that cannot be read is there as `mpqueue_up 0`; `report` as for `read_all`.
     """
     lines = []
     for family, found in samples(paths, report):
@@ -285,7 +297,7 @@ class Collector:
     >>> prometheus_client.REGISTRY.register(Collector("spool"))  # doctest: +SKIP
 
     The queues need not exist yet: until they can be read they are there as `mpqueue_up 0`, and
-    `report` is called as by `samples`. It holds nothing open between scrapes, so that it does not
+    `report` is called as by `read_all`. It holds nothing open between scrapes, so that it does not
     care about forks; one process of many that share a queue is enough to show them all.
     """
 
@@ -300,7 +312,7 @@ class Collector:
         if not paths:
             raise ValueError("a Collector shows at least one queue: Collector(path)")
         self._family = core.Metric
-        self._paths = [os.path.abspath(os.fsdecode(path)) for path in paths]
+        self._paths = [os.path.abspath(os.fsdecode(path)) for path in paths]  # of this directory
         self._report = report
 
     def describe(self) -> list[prometheus_client.core.Metric]:
