@@ -21,6 +21,7 @@ VERBS = {
     "get": "take one item, or more: write, flush, then ack",
     "peek": "look at what is next, without the consumer role",
     "stats": "depth, counters, losses and who is attached",
+    "top": "rates, depth, age, flush times, members and segments, as they change",
     "metrics": "numbers for Prometheus: as text, into a file, over HTTP",
     "set": "change options of a queue",
     "seal": "end the input for every process",

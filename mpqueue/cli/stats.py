@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         with common.open_queue(args.path) as queue:
             now = queue.stats()
             stats: dict[str, Any] = now._asdict()
-            stats["sync_duration_seconds"] = _histogram(now.sync_duration_seconds)
+            stats["sync_duration_seconds"] = histogram_json(now.sync_duration_seconds)
             stats["options"] = queue.options._asdict()
             others = [member for member in queue.members() if member.pid != os.getpid()]
             stats["attached"] = [member._asdict() for member in others]
@@ -68,7 +68,7 @@ def _member(member: Mapping[str, Any]) -> str:
     return f"{member['command']}, {role}, {state}, put {member['items_enqueued']} items"
 
 
-def _histogram(histogram: mpqueue.stats.Histogram) -> dict[str, Any]:
+def histogram_json(histogram: mpqueue.stats.Histogram) -> dict[str, Any]:
     """Buckets by upper bound in seconds; JSON has no infinity, so the last one is "inf"."""
     bounds = [f"{bound:g}" for bound in histogram.bounds]
     return {

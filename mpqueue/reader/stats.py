@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpqueue import layout, stats
 from mpqueue.reader.files import xxh64
@@ -45,6 +45,19 @@ _COPIED = (
     "blocked_on_window",
     "epoch",
 )
+
+
+class SegmentState(NamedTuple):
+    """One segment file: its size in bytes, and what it is to the consumer.
+
+    `state` is "settled" (kept by the option retain), "reserved" (from the oldest item in hand to
+    where the consumer reads), "ready", "written" (puts go there), "prepared" (for the next ones),
+    "kept" (empty, for reuse) or "damaged" (never used again).
+    """
+
+    generation: int
+    bytes: int
+    state: str
 
 
 def read_stats(view: Inspection) -> stats.Stats | None:
@@ -104,6 +117,32 @@ def read_members(view: Inspection) -> list[stats.Member]:
     ]
 
 
+def read_segments(view: Inspection) -> list[SegmentState]:
+    """The segment files as control knows them, oldest first; those that are kept come last."""
+    control = view.source.control
+    if control is None:
+        return []
+    tail = layout.position_parts(control.tail["position"])[0]
+    floor = layout.position_parts(control.consumer["floor_position"])[0]
+    read = layout.position_parts(control.values["read_position"])[0]
+    apart = control.values["read_seq"] > control.consumer["floor"]
+
+    def state(generation: int, size: int) -> str:
+        if size & _DAMAGED:
+            return "damaged"
+        if generation >= tail:
+            return "written" if generation == tail else "prepared"
+        if generation < floor:
+            return "settled"
+        return "reserved" if apart and generation <= read else "ready"
+
+    live, kept = _files(control.values, control.raw, tail)
+    return [
+        *(SegmentState(number, size & ~_DAMAGED, state(number, size)) for number, size in live),
+        *(SegmentState(number, size & ~_DAMAGED, "kept") for number, size in kept),
+    ]
+
+
 def _entries(view: Inspection) -> Iterator[dict[str, Any]]:
     """The places of the table of members that are or were taken."""
     control = view.source.control
@@ -145,28 +184,42 @@ def _of_members(view: Inspection) -> dict[str, Any]:
 
 def _segments(values: Mapping[str, Any], raw: bytes, position: int) -> dict[str, int]:
     """How many segment files there are, and the disk space of everything."""
-    oldest = int(values["oldest_generation"])
-    newest = layout.position_parts(position)[0] + 1
-    live = list(_ring(values, raw, range(oldest, newest + 1), layout.RING_PREPARED))
-    behind = range(max(0, oldest - _KEPT_MAX), oldest)
-    kept = list(_ring(values, raw, behind, layout.RING_KEPT))
+    live, kept = _files(values, raw, layout.position_parts(position)[0])
     own = 2 * (layout.PAGE + layout.cursor_slot_bytes(values["ack_window"]))
     room = (values["max_segments"] - 1) * (values["segment_size"] - layout.SEGMENT_FIRST)
     return {
         "segments": len(live),
         "kept_segments": len(kept),
-        "disk_bytes": sum(live) + sum(kept) + own + values["total_bytes"],
+        "disk_bytes": sum(size & ~_DAMAGED for _, size in (*live, *kept))
+        + own
+        + values["total_bytes"],
         "capacity_bytes": values["max_bytes"] or room,
     }
 
 
-def _ring(values: Mapping[str, Any], raw: bytes, generations: range, code: int) -> Iterator[int]:
-    """File sizes, bytes, of the segments among `generations` that are in that state."""
-    for generation in generations[: layout.RING]:
+Files = list[tuple[int, int]]  # generation, and bytes with the damaged bit
+
+
+def _files(values: Mapping[str, Any], raw: bytes, tail: int) -> tuple[Files, Files]:
+    """The live segments up to the one prepared ahead, and those that are kept for reuse."""
+    oldest = int(values["oldest_generation"])
+    live = range(oldest, tail + 2)[: layout.RING]
+    behind = range(max(0, oldest - _KEPT_MAX), oldest)
+    return (
+        list(_ring(values, raw, live, layout.RING_PREPARED)),
+        list(_ring(values, raw, behind, layout.RING_KEPT)),
+    )
+
+
+def _ring(
+    values: Mapping[str, Any], raw: bytes, generations: range, code: int
+) -> Iterator[tuple[int, int]]:
+    """Those among `generations` that are in that state."""
+    for generation in generations:
         place = values["ring_offset"] + generation % layout.RING * layout.RING_ENTRY.size
         entry = layout.RING_ENTRY.unpack(raw, place)
         if entry["state"] & 0xFF == code and entry["generation"] == generation:
-            yield entry["bytes"] & ~_DAMAGED
+            yield generation, entry["bytes"]
 
 
 def _oldest_age(view: Inspection) -> int:
