@@ -225,6 +225,12 @@ def test_get_head_and_what_is_not_there(open_queue: OpenQueue, spool: Path, list
         elif kind == metrics.TEXT:
             assert values(body.decode(), "mpqueue_depth") == {str(spool): 1}
         connection.close()
+    host, _, port = server.url.split("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(b"HEAD /metrics HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.0 200 ")
+    assert answer.index(b"\r\n\r\n") == len(answer) - 4
     text = server.get("application/openmetrics-text;version=1.0.0,text/plain;q=0.5,*/*;q=0.1")
     assert text.endswith("# EOF\n")
     assert values(text, "mpqueue_depth", parse_openmetrics) == {str(spool): 1}

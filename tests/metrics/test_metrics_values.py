@@ -28,7 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import mpqueue
 from conftest import OpenQueue
-from mpqueue import metrics, reader
+from mpqueue import layout, metrics, reader
 from mpqueue.reader import control as reader_control
 from mpqueue.reader.stats import read_members, read_stats
 
@@ -195,6 +195,64 @@ def test_every_value_under_every_history(open_queue: OpenQueue, spool: Path) -> 
         check()
     assert len(q) == 0
     check()
+
+
+def test_age_where_the_oldest_item_is_the_first_of_the_next_segment(
+    open_queue: OpenQueue, spool: Path
+) -> None:
+    q = open_queue(segment_size=1 << 16, ack_linger=1000.0, durability="none")
+    for _ in range(8):
+        q.put(b"x" * 12000)  # 4 a segment
+    with q.consumer() as c:
+        for _ in range(8):
+            assert metrics.read(spool).values["oldest_ready_age_seconds"]
+            compare(q, spool)
+            c.take()
+        assert metrics.read(spool).values["oldest_ready_age_seconds"] == 0
+
+
+# Counters that a test cannot bring about one by one.
+POKED = [
+    *("delivered_items", "redelivered_items", "nacked_items", "loss_events", "torn_items"),
+    *("segments_made", "segments_reused", "segments_removed", "unreclaimed", "takeovers"),
+    *("cursor_writes", "corrupt_saved", "corrupt_skipped", "recoveries", "recovered_at_most"),
+]
+POKED_MEMBER = ["full", "waits", "lock_waits", "lock_wait_max_ns", "flush_ns", "dropped_items"]
+
+
+def poke(spool: Path, **words: int) -> None:
+    """Writes words into the control file of a queue that nobody has open."""
+    with (spool / "control").open("r+b") as file:
+        for name, value in words.items():
+            owner, _, field = name.rpartition("__")
+            offset = layout.CONTROL.offset(owner) if owner else 0
+            table = layout.MEMBER if owner else layout.CONTROL
+            file.seek(offset + table.offset(field))
+            file.write(value.to_bytes(8, "little"))
+
+
+def test_every_counter_comes_from_its_own_word(open_queue: OpenQueue, spool: Path) -> None:
+    open_queue().close()
+    members = [f"{owner}__{name}" for owner in ("retired", "shared") for name in POKED_MEMBER]
+    words = {name: 1000 + 7 * number for number, name in enumerate([*POKED, *members])}
+    poke(spool, **words)
+    q = open_queue()
+    stats = q.stats()
+    assert stats.lock_takeovers == words["takeovers"]
+    assert stats.waits == words["retired__waits"] + words["shared__waits"]
+    assert stats.lock_wait_max_seconds == words["shared__lock_wait_max_ns"] / 1e9
+    compare(q, spool)
+
+
+def test_the_histogram_adds_up_while_a_flush_is_being_counted(
+    open_queue: OpenQueue, spool: Path
+) -> None:
+    """Between the two words that a flush adds to they differ; not in what is shown."""
+    open_queue().close()
+    poke(spool, retired__flushes=5, retired__flush_histogram=3)  # the first bucket
+    found = scraped(metrics.render([spool]))
+    name, label = "mpqueue_sync_duration_seconds", (("queue", str(spool)),)
+    assert found[f"{name}_count", label] == found[f"{name}_bucket", (("le", "+Inf"), *label)]
 
 
 def test_members_are_those_of_the_queue(busy: mpqueue.Queue, spool: Path) -> None:
