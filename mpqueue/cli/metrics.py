@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         return common.OK
     text = metrics.render(args.paths, openmetrics=args.openmetrics, report=_say)
     if args.textfile is None:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text.encode())  # the format is UTF-8, whatever the locale is
     else:
         _replace(args.textfile, text)
     return common.OK

@@ -34,7 +34,7 @@ class Acks:
                 self.floor_position = control.consumer["floor_position"]
             self._words = {}
             self._take_window(control)
-            self._take_attempts(control)
+        self._uncounted = control  # the table of attempts is long, and few ask for it
 
     def acked(self, seq: int) -> bool:
         """Whether that seq is settled."""
@@ -55,6 +55,9 @@ class Acks:
 
     def attempts(self, seq: int) -> int:
         """Hand-outs of that seq so far, as far as they were counted."""
+        if self._uncounted is not None:
+            self._take_attempts(self._uncounted)
+            self._uncounted = None
         return self._attempts.get(seq, 0)
 
     def _take_bitmap(self, cursor: Cursor) -> None:

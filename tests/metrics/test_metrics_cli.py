@@ -112,6 +112,15 @@ def test_stdout_has_the_text(open_queue: OpenQueue, spool: Path) -> None:
     assert values(done.stdout, "mpqueue_depth", parse_openmetrics) == {str(spool): 7}
 
 
+def test_stdout_is_utf8_in_any_locale(open_queue: OpenQueue, spool: Path) -> None:
+    open_queue().close()
+    path = spool.rename(spool.with_name("spo\u00f6l"))
+    env = {"MPQUEUE_PATH": str(path), "PYTHONIOENCODING": "latin-1", "LC_ALL": "C"}
+    done = subprocess.run(MPQUEUE, stdout=subprocess.PIPE, env={**os.environ, **env})
+    assert values(done.stdout.decode(), "mpqueue_up") == {str(path): 1}
+    path.rename(spool)
+
+
 def test_a_queue_that_cannot_be_read_is_down_and_named(open_queue: OpenQueue, spool: Path) -> None:
     open_queue()
     done = run(spool, spool / "missing")
