@@ -105,6 +105,7 @@ class QueueHandler(logging.handlers.QueueHandler):
         pid = os.getpid()
         if pid != self._pid:
             self._begin(pid)
+            self.queue.stats()  # joins anew, however long siblings take that do so at the same time
         me = (pid, threading.get_ident())
         if self._busy == me:  # inside a put of this thread: it would recurse
             if len(self._deferred) < _DEFERRED_MAX:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from disk import Death, Disk
+
 from mpqueue.logging import marked
 from mpqueue.logging.marked import MarkedFile
 
