@@ -24,7 +24,8 @@ a new F without a mark is empty. 64 hashed bytes before S guard against a reused
 Power loss, when `synced`: F is flushed between (1) and (2), the mark between (2) and (3), the
 directory after every rename, so the order above is the order on the disk. When not `synced`, a mark
 of another boot proves nothing about what lies behind S, and the queue's acks may be newer than it:
-nothing is cut then, and lines may be missing or twice. The last mark says whether it was synced.
+nothing is cut then, and lines may be missing or twice. A mark says whether it was synced; at start
+both slots are rewritten and flushed, so that none is left that says so of another life.
 
 Others may move F away, truncate it or put another file in its place, as logrotate does: it is
 noticed before each batch. A file that is shorter than its mark says was changed by somebody else;
@@ -263,8 +264,11 @@ class MarkedFile:
             else:
                 self._say(f"{self.path}: was written from another queue, {mark.queue}")
         self._open()
+        # Into both slots, and to the disk: a slot of a synced life must not outlast what an
+        # unsynced one writes and acks (it would cut that away after a power cut).
         self._write_mark()
-        self._write_mark()  # into both slots: an older one must not speak of another time
+        self._write_mark()
+        os.fdatasync(self._mark_fd)
 
     def _cut(self, mark: Mark) -> None:
         """Takes away what lies behind the mark, in the file that it speaks of (I1)."""

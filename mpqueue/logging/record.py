@@ -18,30 +18,30 @@ __all__ = ["decode", "encode"]
 
 _OWN_NAME = "mpqueue.logging"
 
-_NUMBER = (int, float)
-_FIELDS: dict[str, tuple[type | tuple[type, ...], bool]] = {
-    "name": (str, True),
-    "levelno": (int, True),
-    "levelname": (str, False),
-    "message": (str, True),
-    "created": (_NUMBER, True),
-    "msecs": (_NUMBER, False),
-    "relativeCreated": (_NUMBER, False),
-    "pathname": (str, False),
-    "filename": (str, False),
-    "module": (str, False),
-    "lineno": (int, False),
-    "funcName": (str, False),
-    "process": (int, False),
-    "processName": (str, False),
-    "thread": (int, False),
-    "threadName": (str, False),
-    "taskName": (str, False),
-    "exc_text": (str, False),
-    "stack_info": (str, False),
+_NOTHING = type(None)
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "name": (str,),
+    "levelno": (int,),
+    "levelname": (str, _NOTHING),
+    "message": (str,),
+    "created": (float, int),
+    "msecs": (float, int, _NOTHING),
+    "relativeCreated": (float, int, _NOTHING),
+    "pathname": (str, _NOTHING),
+    "filename": (str, _NOTHING),
+    "module": (str, _NOTHING),
+    "lineno": (int, _NOTHING),
+    "funcName": (str, _NOTHING),
+    "process": (int, _NOTHING),
+    "processName": (str, _NOTHING),
+    "thread": (int, _NOTHING),
+    "threadName": (str, _NOTHING),
+    "taskName": (str, _NOTHING),
+    "exc_text": (str, _NOTHING),
+    "stack_info": (str, _NOTHING),
 }
-"""Fields of the object: their type, and whether they must be there. Others may be absent or null.
-`extra`, an object, holds every other attribute of the record."""
+"""Fields of the object and their types; those that may be null may also be absent. One more,
+`extra`, is an object with every other attribute of the record."""
 
 _COPIED = tuple(name for name in _FIELDS if name not in ("message", "exc_text", "stack_info"))
 _KNOWN = frozenset(vars(logging.makeLogRecord({}))) | {*_FIELDS, "asctime", "msg"}
@@ -59,6 +59,7 @@ def _text(value: object) -> str:
 
 
 _encoder = json.JSONEncoder(separators=(",", ":"), default=_text, allow_nan=False)
+_decoder = json.JSONDecoder()
 
 
 def _as_json(values: dict[str, Any]) -> str:
@@ -103,8 +104,7 @@ def encode(record: logging.LogRecord, formatter: logging.Formatter | None = None
 
 
 def _copy(record: logging.LogRecord) -> logging.LogRecord:
-    made = logging.makeLogRecord({})
-    vars(made).clear()
+    made = logging.LogRecord.__new__(type(record))
     vars(made).update(vars(record))
     return made
 
@@ -116,19 +116,17 @@ def decode(body: bytes) -> logging.LogRecord:
     Raises ValueError for everything else.
     """
     try:
-        value = json.loads(body)
+        value = _decoder.decode(str(body, "utf-8"))
     except RecursionError:
         raise ValueError("too deep") from None
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
-    fields: dict[str, Any] = {}
-    for name, (kind, needed) in _FIELDS.items():
-        field = value.get(name)
-        if field is None and not needed:
-            fields[name] = None
-        elif isinstance(field, kind) and not isinstance(field, bool):
-            fields[name] = field
-        else:
+    record = logging.LogRecord.__new__(logging.LogRecord)  # whose __init__ asks who is here
+    fields = vars(record)
+    get = value.get
+    for name, kinds in _FIELDS.items():
+        fields[name] = field = get(name)
+        if type(field) not in kinds:
             raise ValueError(f"{name} is {'missing' if field is None else 'of another type'}")
     created = fields["created"]
     if not 0 <= created <= _CREATED_MAX:
@@ -140,8 +138,9 @@ def decode(body: bytes) -> logging.LogRecord:
     extra = value.get("extra")
     if isinstance(extra, dict):
         fields.update((name, extra[name]) for name in extra if name not in _KNOWN)
-    fields.update(msg=fields["message"], args=None, exc_info=None)
-    return logging.makeLogRecord(fields)
+    fields["msg"] = fields["message"]
+    fields["args"] = fields["exc_info"] = None
+    return record
 
 
 def notice(level: int, message: str, created: float | None = None) -> logging.LogRecord:

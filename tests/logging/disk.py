@@ -87,6 +87,10 @@ class Disk:
     def _content(self, inode: int) -> bytes:
         return (self._keep / str(inode)).read_bytes()
 
+    def flushed(self, path: Path) -> bytes:
+        """What of a file is on the disk for certain."""
+        return self._durable[path.stat().st_ino]
+
     def _live_names(self) -> dict[str, int]:
         return {name: (self.directory / name).stat().st_ino for name in os.listdir(self.directory)}
 

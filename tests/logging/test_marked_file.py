@@ -243,6 +243,28 @@ def test_after_a_power_cut_without_flushes_nothing_is_cut(
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("torn", [None, 0, 1])
+def test_marks_of_a_synced_life_do_not_outlast_an_unsynced_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: int | None
+) -> None:
+    """Its lines and acks may reach the disk when its marks do not, or only torn."""
+    disk = Disk(tmp_path)
+    monkeypatch.setattr(marked, "os", disk)
+    path = disk.directory / "out"
+    with _open(path, synced=True) as file:
+        file.write([((1, 1), b"first\n")])
+    with _open(path) as file:
+        file.write([((1, 2), b"second\n")])
+    mark = disk.directory / "out.mark"
+    left = bytearray(disk.flushed(mark))
+    if torn is not None:
+        left[torn * marked.SLOT + 20] ^= 1
+    mark.write_bytes(left)
+    monkeypatch.setattr(marked, "boot_id", lambda: "another")
+    _open(path, synced=True).close()
+    assert path.read_bytes() == b"first\nsecond\n"
+
+
 def test_a_damaged_slot_leaves_the_other(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with _open(path) as file:
