@@ -137,7 +137,7 @@ def _liner(args: argparse.Namespace) -> Callable[[mpqueue.Item], bytes]:
 
     def line(item: mpqueue.Item) -> bytes:
         text = text_of(item)
-        if args.one_line:
+        if args.one_line and not args.jsonl:  # JSON has escaped them already
             text = text.translate(_ESCAPES)
         return text.encode("utf-8", "backslashreplace") + b"\n"
 

@@ -53,8 +53,11 @@ class QueueHandler(logging.handlers.QueueHandler):
         timeout: seconds that a log call may wait for room; None waits for ever.
         options: with a path, as for mpqueue.Queue, which makes the queue when it is not there.
 
-        Raises what mpqueue.Queue raises; TypeError for options beside a handle.
+        Raises what mpqueue.Queue raises; TypeError for options beside a handle; ValueError for a
+        negative timeout.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError("timeout is a number of seconds >= 0, or None to wait for ever")
         self._path: Path | None = None
         self._options = options
         opened: Any = queue
@@ -63,8 +66,6 @@ class QueueHandler(logging.handlers.QueueHandler):
             opened = mpqueue.Queue(queue, **options)
         elif options:
             raise TypeError(f"options of an open queue cannot be given: {', '.join(options)}")
-        if timeout is not None and not timeout >= 0:
-            raise ValueError("timeout is a number of seconds >= 0, or None to wait for ever")
         super().__init__(opened)
         self.listener: logging.handlers.QueueListener | None = None
         self._timeout = timeout

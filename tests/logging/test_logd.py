@@ -218,7 +218,7 @@ def test_json_lines(log: logging.Logger, spool: Path, tmp_path: Path) -> None:
     log.info("a\nb", extra={"user": "me"})
     with mpqueue.Queue(spool) as q:
         q.put(b"no record")
-    _run(spool, tmp_path / "out", "--jsonl")
+    _run(spool, tmp_path / "out", "--jsonl", "--one-line")
     first, second = (tmp_path / "out").read_bytes().splitlines()
     assert json.loads(first)["extra"] == {"user": "me"} and decode(first).getMessage() == "a\nb"
     assert decode(second).getMessage().endswith("no record")

@@ -120,6 +120,8 @@ def test_an_open_queue_stays_the_callers(logger: Logger, open_queue: OpenQueue) 
     assert not q.closed
     with pytest.raises(TypeError, match="durability"):
         QueueHandler(q, durability="none")
+    with pytest.raises(ValueError, match="timeout"):
+        QueueHandler(q, timeout=-1)
 
 
 def test_a_path_is_opened_closed_and_opened_again(logger: Logger, spool: Path) -> None:
