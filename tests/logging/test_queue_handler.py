@@ -224,7 +224,7 @@ def test_forked_children_log_at_once(spool: Path, run_python: RunPython) -> None
         def chatter():
             while going:
                 log.info("parent")
-        threads = [threading.Thread(target=chatter) for _ in range(2)]
+        threads = [threading.Thread(target=chatter, daemon=True) for _ in range(2)]
         for thread in threads:
             thread.start()
         children = []
