@@ -88,7 +88,7 @@ def encode(record: logging.LogRecord, formatter: logging.Formatter | None = None
     listener. Raises what formatting raises.
     """
     known = vars(record)
-    fields = {name: known.get(name) for name in _COPIED}
+    fields = {name: value for name in _COPIED if (value := known.get(name)) is not None}
     if formatter is not None:
         fields["message"] = formatter.format(_copy(record))
     else:

@@ -305,3 +305,30 @@ def test_a_signal_ends_it_and_leaves_nothing_half_done(
     assert (process.returncode, complaints) == (128 + number, b"")
     assert _run(spool, file, *words) == common.OK
     assert list(_lines(file)) == list(map(str, range(200)))
+
+
+def test_items_of_before_a_reboot_are_recognised(spool: Path, tmp_path: Path) -> None:
+    """Death between mark and ack, then a reboot: the queue is rebuilt and begins a new epoch."""
+    from mpqueue.logging.marked import MarkedFile, position_of
+
+    def log(*messages: str) -> None:
+        handler = QueueHandler(spool, segment_size=1 << 20)
+        made = logging.Logger("app")
+        made.addHandler(handler)
+        for message in messages:
+            made.info(message)
+        handler.close()
+
+    file = tmp_path / "out"
+    log("0", "1", "2", "3", "4")
+    with mpqueue.Queue(spool) as q, q.consumer() as consumer:
+        items = consumer.reserve_many(3)
+        with MarkedFile(file, q.uuid, synced=True) as marked:
+            marked.write((position_of(item.id), b"%d\n" % n) for n, item in enumerate(items))
+    (spool / "control").unlink()
+    log("5", "6")
+    with mpqueue.inspect(spool) as view:
+        epochs = [position_of(record.id)[0] for record in view.items()]
+    assert epochs == sorted(epochs) and len(set(epochs)) == 2
+    assert _run(spool, file, "--format", "%(message)s") == common.OK
+    assert list(_lines(file)) == list("0123456")

@@ -56,8 +56,15 @@ def _log(q: mpqueue.Queue, *messages: str) -> None:
 
 
 def test_stop_handles_what_was_put_before_it(open_queue: OpenQueue) -> None:
-    q = open_queue()
-    handler = Collector()
+    """As the sentinel of the standard library does: here it is set while the first is in hand."""
+    q = open_queue(durability="none")
+
+    class Waits(Collector):
+        def emit(self, record: logging.LogRecord) -> None:
+            listener._stopping.wait()
+            super().emit(record)
+
+    handler = Waits()
     listener = QueueListener(q, handler)
     listener.start()
     _log(q, *map(str, range(500)))
