@@ -318,7 +318,8 @@ def test_a_forked_child_has_no_listener(spool: Path, tmp_path: Path, run_python:
     out = tmp_path / "out"
     run_python(
         """
-        import atexit, logging, os, sys, warnings
+        import logging, os, sys, warnings
+        import mpqueue
         from mpqueue.logging import QueueListener, QueueHandler
         warnings.simplefilter("ignore", DeprecationWarning)
         file = logging.FileHandler(sys.argv[2])
@@ -330,7 +331,10 @@ def test_a_forked_child_has_no_listener(spool: Path, tmp_path: Path, run_python:
         pid = os.fork()
         if pid == 0:
             log.info("child")
-            listener.stop()
+            try:
+                listener.start()
+            except mpqueue.ConsumerBusy:
+                listener.stop()
             sys.exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         log.info("after")
