@@ -19,7 +19,7 @@ from mpqueue.logging import marked
 from mpqueue.logging.marked import MarkedFile
 
 PROOF = os.environ.get("MPQ_PROOF") == "1"
-SEEDS = 12 if PROOF else 1
+SEEDS = 6 if PROOF else 1
 pytestmark = pytest.mark.timeout(900 if PROOF else 120)
 ITEMS = 14
 MAX_BYTES = 40
