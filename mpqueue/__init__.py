@@ -81,6 +81,9 @@ __all__ = [
     "repair",
 ]
 
+_LIBRARIES = ("codecs",)
+"""Public modules whose names are not repeated here."""
+
 _PARTS = ("consumer", "exceptions", "options", "queue", "stats")
 """Modules that hold the names above. They are imported at the first use of one."""
 
@@ -97,10 +100,10 @@ def __getattr__(name: str) -> object:
                 {public: vars(module)[public] for public in module.__all__ if public in __all__}
             )
         return globals()[name]
-    if name in _PARTS:
+    if name in _PARTS or name in _LIBRARIES:
         return __import__(f"mpqueue.{name}", fromlist=["*"])
     raise AttributeError(f"module 'mpqueue' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PARTS, "__version__"})
+    return sorted({*globals(), *__all__, *_LIBRARIES, *_PARTS, "__version__"})

@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, final, overload
+from types import GenericAlias, TracebackType
+from typing import Any, Final, Generic, Literal, NoReturn, Self, final, overload
 
-from typing_extensions import Buffer, disjoint_base
+from typing_extensions import Buffer, TypeVar, disjoint_base
 
 from mpqueue.exceptions import Corrupt
+
+_T = TypeVar("_T", default=bytes)
+_T_co = TypeVar("_T_co", default=bytes, covariant=True)
 
 DEBUG: Final[bool]
 EVENT_LOSS: Final[int]
@@ -25,8 +28,9 @@ def repair(
 def xxh64(data: Buffer, seed: int = 0, /) -> int: ...
 
 @disjoint_base
-class Queue:
-    _encode: Callable[[Any], Buffer] | None
+class Queue(Generic[_T]):
+    _encode: Callable[[_T], Buffer] | None
+    _decode: Callable[[Item[_T]], _T] | None
     def __init__(
         self,
         path: bytes,
@@ -46,8 +50,28 @@ class Queue:
     def closed(self) -> bool: ...
     @overload
     def put(
+        self: Queue[bytes],
+        item: Buffer,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        on_full: Literal["raise"] = "raise",
+        headers: Mapping[str, str] | None = None,
+    ) -> int: ...
+    @overload
+    def put(
+        self: Queue[bytes],
+        item: Buffer,
+        block: bool = True,
+        timeout: float | None = None,
+        *,
+        on_full: Literal["drop"],
+        headers: Mapping[str, str] | None = None,
+    ) -> int | None: ...
+    @overload
+    def put(
         self,
-        item: Any,
+        item: _T,
         block: bool = True,
         timeout: float | None = None,
         *,
@@ -57,29 +81,26 @@ class Queue:
     @overload
     def put(
         self,
-        item: Any,
+        item: _T,
         block: bool = True,
         timeout: float | None = None,
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
     ) -> int | None: ...
+    push = put
     @overload
-    def push(
-        self,
-        item: Any,
-        block: bool = True,
-        timeout: float | None = None,
+    def put_nowait(
+        self: Queue[bytes],
+        item: Buffer,
         *,
         on_full: Literal["raise"] = "raise",
         headers: Mapping[str, str] | None = None,
     ) -> int: ...
     @overload
-    def push(
-        self,
-        item: Any,
-        block: bool = True,
-        timeout: float | None = None,
+    def put_nowait(
+        self: Queue[bytes],
+        item: Buffer,
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
@@ -87,7 +108,7 @@ class Queue:
     @overload
     def put_nowait(
         self,
-        item: Any,
+        item: _T,
         *,
         on_full: Literal["raise"] = "raise",
         headers: Mapping[str, str] | None = None,
@@ -95,31 +116,16 @@ class Queue:
     @overload
     def put_nowait(
         self,
-        item: Any,
+        item: _T,
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
     ) -> int | None: ...
-    @overload
-    def try_push(
-        self,
-        item: Any,
-        *,
-        on_full: Literal["raise"] = "raise",
-        headers: Mapping[str, str] | None = None,
-    ) -> int: ...
-    @overload
-    def try_push(
-        self,
-        item: Any,
-        *,
-        on_full: Literal["drop"],
-        headers: Mapping[str, str] | None = None,
-    ) -> int | None: ...
+    try_push = put_nowait
     @overload
     def put_many(
-        self,
-        items: Iterable[Any],
+        self: Queue[bytes],
+        items: Iterable[Buffer],
         *,
         atomic: Literal[True] = True,
         block: bool = True,
@@ -127,26 +133,45 @@ class Queue:
     ) -> range: ...
     @overload
     def put_many(
-        self,
-        items: Iterable[Any],
+        self: Queue[bytes],
+        items: Iterable[Buffer],
         *,
         atomic: Literal[False],
         block: bool = True,
         timeout: float | None = None,
     ) -> list[range]: ...
     @overload
-    def enqueue_bulk(
+    def put_many(
         self,
-        items: Iterable[Any],
+        items: Iterable[_T],
         *,
         atomic: Literal[True] = True,
         block: bool = True,
         timeout: float | None = None,
     ) -> range: ...
     @overload
-    def enqueue_bulk(
+    def put_many(
         self,
-        items: Iterable[Any],
+        items: Iterable[_T],
+        *,
+        atomic: Literal[False],
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> list[range]: ...
+    enqueue_bulk = put_many
+    @overload
+    def _put_encoded(
+        self,
+        items: Iterable[Buffer],
+        *,
+        atomic: Literal[True] = True,
+        block: bool = True,
+        timeout: float | None = None,
+    ) -> range: ...
+    @overload
+    def _put_encoded(
+        self,
+        items: Iterable[Buffer],
         *,
         atomic: Literal[False],
         block: bool = True,
@@ -173,25 +198,26 @@ class Queue:
     ) -> None: ...
     def __bool__(self) -> Literal[True]: ...
     def __len__(self) -> int: ...
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
 
 @disjoint_base
-class Consumer:
+class Consumer(Generic[_T]):
     on_loss: Callable[[Corrupt], object] | None
     def __init__(
         self,
-        queue: Queue,
+        queue: Queue[_T],
         wait: float | None = None,
         views: bool = False,
         on_loss: Callable[[Corrupt], object] | None = None,
-        item_type: type[Item] = ...,
+        item_type: type[Item[_T]] = ...,
     ) -> None: ...
     @property
-    def queue(self) -> Queue: ...
+    def queue(self) -> Queue[_T]: ...
     @property
     def views(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
-    def reserve(self, timeout: float | None = None) -> Item | None: ...
+    def reserve(self, timeout: float | None = None) -> Item[_T] | None: ...
     def reserve_many(
         self,
         n: int,
@@ -199,25 +225,30 @@ class Consumer:
         max_bytes: int | None = None,
         linger: float = 0,
         timeout: float | None = None,
-    ) -> list[Item]: ...
-    def take(self, timeout: float | None = None) -> Item | None: ...
-    def peek(self) -> Item | None: ...
+    ) -> list[Item[_T]]: ...
+    def take(self, timeout: float | None = None) -> Item[_T] | None: ...
+    def peek(self) -> Item[_T] | None: ...
     def wait(self, timeout: float | None = None) -> bool: ...
     def skip(self) -> int | None: ...
-    def ack(self, item: Item, durable: bool = False) -> None: ...
-    def ack_many(self, items: Iterable[Item], durable: bool = False) -> None: ...
+    def ack(self, item: Item[_T], durable: bool = False) -> None: ...
+    def ack_many(self, items: Iterable[Item[_T]], durable: bool = False) -> None: ...
     def ack_up_to(self, seq: int, /) -> int: ...
-    def nack(self, item: Item, /) -> None: ...
+    def nack(self, item: Item[_T], /) -> None: ...
     def rewind(self) -> tuple[int, int]: ...
     def checkpoint(self) -> None: ...
     def close(self) -> None: ...
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
 
 @disjoint_base
-class Item:
+class Item(Generic[_T_co]):
     @property
     def body(self) -> bytes:
         """bytes, or a read-only memoryview from a consumer with views=True, which typed code
         reads through memoryview(item.body)."""
+
+    @property
+    def value(self) -> _T_co:
+        """What was put: the decoded body where the queue has a codec, else the body itself."""
 
     @property
     def seq(self) -> int: ...
@@ -242,6 +273,11 @@ class Item:
         /,
     ) -> Literal[False]: ...
     def __reduce__(self) -> NoReturn: ...
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
+
+@disjoint_base
+class TypedItem(Item[_T_co]):
+    """An item of a queue with a codec: `value` is decoded at its first use."""
 
 @final
 class View:

@@ -16,15 +16,20 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Literal, NoReturn, Self
 
+    from typing_extensions import TypeVar
+
     from mpqueue.exceptions import Corrupt
     from mpqueue.queue import Queue
 
     AckWhen = Literal["after", "on_read"]
+    T = TypeVar("T", default=bytes)
+else:
+    T = "T"  # subscripts the base class without the cost of importing typing
 
 __all__ = ["Consumer", "Item"]
 
 
-class Consumer(_native.Consumer):
+class Consumer(_native.Consumer[T]):
     """The consumer role of a queue, held until close(), the end of `with`, or the process.
 
     Iterating blocks for items until the queue is sealed and drained. Item i is acked when item
@@ -37,15 +42,18 @@ class Consumer(_native.Consumer):
 
     After a crash of the consumer every item that was not acked is handed out again.
 
+    An item that the queue's codec cannot decode raises CodecError from `item.value`, not before. It
+    stays in the queue until it is acked or, once it is ready again, passed by skip().
+
     Closing gives back what is in hand. So a `with item:` block that closes its own consumer raises
     Closed at its end: that item was not acked and comes again. Ack it first.
     """
 
-    queue: Queue
+    queue: Queue[T]
 
     def __init__(
         self,
-        queue: Queue,
+        queue: Queue[T],
         *,
         wait: float | None = None,
         views: bool = False,
@@ -61,23 +69,24 @@ class Consumer(_native.Consumer):
         """
         super().__init__(queue, wait=wait, views=views, on_loss=on_loss)
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[Item[T]]:
         return self.follow()
 
-    def follow(self, ack: AckWhen = "after") -> Iterator[Item]:
+    def follow(self, ack: AckWhen = "after") -> Iterator[Item[T]]:
         """Yield items as they come, until the queue is sealed and drained.
 
         ack="after" acks an item when the next one is asked for; ack="on_read" acks it before the
-        body of the loop sees it, which is at most once. Errors of reserve, Corrupt among them, are
-        raised and end this iterator; a new one goes on where it stopped.
+        body of the loop sees it, which is at most once; what cannot be decoded is not acked but
+        raised as CodecError. Errors of reserve, Corrupt among them, are raised too and end this
+        iterator; a new one goes on where it stopped.
         """
         return self._items(None, _acks_on_read(ack))
 
-    def drain(self, ack: AckWhen = "after") -> Iterator[Item]:
+    def drain(self, ack: AckWhen = "after") -> Iterator[Item[T]]:
         """Yield what is ready and stop when nothing is. `ack` and errors as for follow()."""
         return self._items(0, _acks_on_read(ack))
 
-    def _items(self, timeout: float | None, on_read: bool) -> Iterator[Item]:
+    def _items(self, timeout: float | None, on_read: bool) -> Iterator[Item[T]]:
         while True:
             try:
                 item = self.reserve(timeout)
@@ -86,6 +95,7 @@ class Consumer(_native.Consumer):
             if item is None:
                 return
             if on_read:
+                _ = item.value  # decoded before the ack: what cannot be stays
                 item.ack()
                 yield item
             else:

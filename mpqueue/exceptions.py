@@ -22,7 +22,7 @@
       UnsupportedFilesystem (OSError)    no coherent shared mappings there; .fstype
       LockTimeout (TimeoutError)         the wait ended at the header lock; .pid holds it
       QueueInUse (BlockingIOError)       destroy or repair needs the queue alone; .pid has it
-      CodecError (ValueError)            .item could not be decoded; it is still reserved
+      CodecError (ValueError)            .item, with .id, could not be decoded; it is still reserved
       InternalError                      a bug, or a kernel that broke a promise
 
 Errors of the operating system that belong to none of these (EACCES, EMFILE, EIO at open) are plain
@@ -39,6 +39,8 @@ import queue as _queue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from mpqueue._native import Item
 
     class _ShutDown(Exception):
@@ -196,10 +198,17 @@ class QueueInUse(_SystemError, BlockingIOError):
 
 
 class CodecError(MpqueueError, ValueError):
-    """An item's bytes could not be decoded. It is still reserved: skip it or set it aside."""
+    """An item's bytes could not be decoded. It is still reserved: ack() drops it, nack() gives it
+    back, and the consumer's skip() then passes it. `__cause__` is what the codec raised."""
 
-    item: Item | None = None
-    """The item."""
+    item: Item[Any] | None = None
+    """The item; None in another process, where it cannot be settled."""
+    id: str = ""
+    """Its id."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in self.__dict__.items() if name != "item"}
+        return type(self), self.args, state
 
 
 class InternalError(MpqueueError):

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     Durability = Literal["none", "interval", "group", "sync"]
 
-__all__ = ["DURABILITIES", "Options", "from_native", "to_native"]
+__all__ = ["DURABILITIES", "NO_CODEC", "Options", "from_native", "to_native"]
 
 DURABILITIES: tuple[Durability, ...] = ("none", "interval", "group", "sync")
 """All policies; the place of each is its stored number."""
+
+NO_CODEC = "bytes"
+"""The public name of the codec of a queue that records none."""
 
 _SECONDS = ("interval", "ack_linger", "retain")
 _NUMBERS = (
@@ -70,6 +73,9 @@ class Options(Record):
     more may attach and put. Fixed at creation. Default 1,024."""
     retain: float
     """Keep acked segments for so many seconds. Default 0."""
+    codec: str
+    """Name of what makes bytes of the items, see `mpqueue.codecs`; fixed at creation. Default
+    "bytes": nothing does."""
     mode: int
     """Permission bits of the files, with read and write for the owner; the directory has the
     matching x bits; fixed at creation. Default 0o600."""
@@ -103,6 +109,10 @@ def to_native(options: Mapping[str, Any]) -> dict[str, object]:
                     f"option durability is {value!r}: it is one of {', '.join(DURABILITIES)}"
                 )
             stored[name] = DURABILITIES.index(value)
+        elif name == "codec":
+            if not isinstance(value, str):
+                raise ValueError(f"option codec is {value!r}: its name is wanted")
+            stored[name] = "" if value == NO_CODEC else value
         elif name == "mode":
             if _number(name, value, 0) > 0o777:
                 raise ValueError(f"option mode is {value!r}: it takes permission bits like 0o660")
@@ -124,6 +134,8 @@ def from_native(stored: Mapping[str, Any]) -> Options:
     for name in Options.__annotations__:
         if name == "durability":
             values[name] = DURABILITIES[stored[name]]
+        elif name == "codec":
+            values[name] = stored[name] or NO_CODEC
         elif name == "mode":
             values[name] = stored["file_mode"]
         else:

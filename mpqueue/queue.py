@@ -15,23 +15,48 @@ from collections import deque
 from mpqueue import _log, _native, semaphore
 from mpqueue.consumer import Consumer
 from mpqueue.exceptions import Closed, ConsumerBusy, Empty
-from mpqueue.options import from_native, to_native
+from mpqueue.options import NO_CODEC, from_native, to_native
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any, Self
+    from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
 
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, TypeVar
 
     from mpqueue._native import Item
+    from mpqueue.codecs import Codec
     from mpqueue.exceptions import Corrupt
     from mpqueue.options import Durability, Options
     from mpqueue.reader import Inspection
     from mpqueue.stats import Member, Repair, Stats
 
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+    T = TypeVar("T", default=bytes)
+    V = TypeVar("V")
+
+    class _Given(TypedDict, total=False):
+        create: bool
+        segment_size: int | None
+        max_segments: int | None
+        keep_segments: int | None
+        capacity: int | None
+        max_bytes: int | None
+        max_item: int | None
+        durability: Durability | None
+        interval_items: int | None
+        interval: float | None
+        ack_window: int | None
+        ack_linger: float | None
+        max_members: int | None
+        retain: float | None
+        mode: int | None
+        on_loss: Callable[[Corrupt], object] | None
+
+else:  # what the classes below are made of, without the cost of importing typing
+    T = "T"
+    Generic = {T: object}
 
 __all__ = ["Batch", "Queue", "destroy", "inspect", "repair"]
 
@@ -51,8 +76,10 @@ def _check_timeout(timeout: float | None) -> None:
         raise ValueError("a timeout is a number of seconds >= 0, or None to wait for ever")
 
 
-class Queue(_native.Queue):
+class Queue(_native.Queue[T]):
     """A durable queue in a directory: any number of processes put, one consumes.
+
+    Items are bytes, or with a codec the objects that it makes bytes of: `Queue[Job]`.
 
     Opening needs no server and no parent: every process opens the path itself, or inherits or
     unpickles the handle. `len(q)` counts unacked items; `bool(q)` is always true.
@@ -68,11 +95,51 @@ class Queue(_native.Queue):
     b'hello'
     """
 
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Queue[bytes],
+            path: Path,
+            *,
+            raw: Literal[True],
+            codec: Codec[Any] | str | None = ...,
+            **options: Unpack[_Given],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Queue[V],
+            path: Path,
+            *,
+            codec: Codec[V],
+            raw: bool = ...,
+            **options: Unpack[_Given],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, path: Path, *, codec: None = ..., raw: bool = ..., **options: Unpack[_Given]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Queue[bytes],
+            path: Path,
+            *,
+            codec: Literal["bytes", "bytes+zstd"],
+            raw: bool = ...,
+            **options: Unpack[_Given],
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: Queue[Any], path: Path, *, codec: str, raw: bool = ..., **options: Unpack[_Given]
+        ) -> None: ...
+
     def __init__(
         self,
         path: Path,
         *,
         create: bool = True,
+        codec: Codec[Any] | str | None = None,
+        raw: bool = False,
         segment_size: int | None = None,
         max_segments: int | None = None,
         keep_segments: int | None = None,
@@ -94,11 +161,17 @@ class Queue(_native.Queue):
         Options (see `mpqueue.Options`; sizes in bytes, durations in seconds) count at creation. An
         existing queue must agree with those that are given. on_loss is the default of consumer().
 
+        codec: an object with name, encode and decode, or the name of one (see `mpqueue.codecs`).
+        The queue records the name. None: the one that is recorded, if it is bytes, json, msgpack,
+        numpy or one of these with +zstd; others are used only when they are named.
+        raw: put and get the bytes as they are stored, whatever the codec, which is not loaded.
+
         Blocks while another process recovers or destroys the queue, and while this one recovers it
         after an operating-system crash.
 
         Raises NotAQueue, FormatError, OptionsMismatch, UnsupportedFilesystem, NoSpace, ValueError
-        for an option out of range, OSError; on any of them nothing that existed was changed.
+        for an option out of range or an unknown codec, ImportError when a codec misses its
+        library, OSError; on any of them nothing that existed was changed.
         """
         given: dict[str, Any] = {
             "segment_size": segment_size,
@@ -119,13 +192,22 @@ class Queue(_native.Queue):
         if on_loss is not None and not callable(on_loss):
             raise TypeError("on_loss is None or a callable that takes a Corrupt")
         self._given = {name: value for name, value in given.items() if value is not None}
+        self._codec: Codec[T] | None = None
+        self._named = codec
+        self._raw = raw
+        if codec is not None:
+            from mpqueue.codecs import registry
+
+            if not raw and codec != NO_CODEC:
+                self._codec = registry.check(codec)
+            self._given["codec"] = registry.name_of(codec)
         self._create = create
         self._on_loss = on_loss
-        self._consumer: Callable[[], Consumer | None] = lambda: None
+        self._consumer: Callable[[], Consumer[T] | None] = lambda: None
         self._consumer_pid = -1
         # What get() handed out, oldest first, by the thread that got it.
-        self._undone: dict[threading.Thread, deque[Item]] = {}
-        self._get_consumer: Consumer | None = None
+        self._undone: dict[threading.Thread, deque[Item[T]]] = {}
+        self._get_consumer: Consumer[T] | None = None
         self._get_pid = -1
         # One lock a process: a forked child must not inherit one that a thread of its parent held.
         self._role_locks: dict[int, threading.RLock] = {}
@@ -136,8 +218,25 @@ class Queue(_native.Queue):
             options=to_native(self._given),
             allow_filesystem=os.environ.get(_ALLOW_FILESYSTEM),
         )
-        self._gated = semaphore.ensure(self.gate_name, self._options()["file_mode"])
+        stored = self._options()
+        if codec is None and not raw and stored["codec"]:
+            self._use_recorded(stored["codec"])
+        if self._codec is not None:
+            from mpqueue.codecs import registry
+
+            self._encode = self._codec.encode
+            self._decode = registry.decoder(self._codec, self.path)
+        self._gated = semaphore.ensure(self.gate_name, stored["file_mode"])
         self._open_gate(self.gate_name if self._gated else None)
+
+    def _use_recorded(self, name: str) -> None:
+        from mpqueue.codecs import registry
+
+        try:
+            self._codec = registry.recorded(name, self.path)
+        except BaseException:
+            super().close()
+            raise
 
     # ---- consuming
 
@@ -146,7 +245,7 @@ class Queue(_native.Queue):
         wait: float | None = None,
         views: bool = False,
         on_loss: Callable[[Corrupt], object] | None = None,
-    ) -> Consumer:
+    ) -> Consumer[T]:
         """Take the consumer role. One process at a time, one consumer a handle.
 
         wait: seconds to stand by for a live holder to end; None raises ConsumerBusy at once.
@@ -163,14 +262,14 @@ class Queue(_native.Queue):
         self._consumer_pid = os.getpid()
         return consumer
 
-    def _own_consumer(self) -> Consumer | None:
+    def _own_consumer(self) -> Consumer[T] | None:
         """The open consumer of this handle in this process, which may be a forked child's."""
         consumer = self._consumer()
         if consumer is None or consumer.closed or self._consumer_pid != os.getpid():
             return None
         return consumer
 
-    def _role(self) -> Consumer:
+    def _role(self) -> Consumer[T]:
         """The consumer behind get(), taken on first use and kept until close()."""
         role = self._open_role()
         if role is not None:
@@ -193,28 +292,30 @@ class Queue(_native.Queue):
     def _lock(self) -> threading.RLock:
         return self._role_locks.setdefault(os.getpid(), threading.RLock())
 
-    def _open_role(self) -> Consumer | None:
+    def _open_role(self) -> Consumer[T] | None:
         role = self._get_consumer
         if role is None or self._get_pid != os.getpid() or role.closed:
             return None
         return role
 
-    def get(self, block: bool = True, timeout: float | None = None) -> bytes:
-        """Take the next payload, as `queue.Queue.get` does; task_done() acks it.
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Take the next item's value, as `queue.Queue.get` does; task_done() acks it.
 
-        The first call takes the consumer role for this handle and keeps it until close(). Payloads
+        The first call takes the consumer role for this handle and keeps it until close(). Items
         without task_done() come again: after close(), a crash, or in the next consumer.
 
-        Raises Empty when nothing came in time, Sealed, ConsumerBusy, Corrupt.
+        Raises Empty when nothing came in time, Sealed, ConsumerBusy, Corrupt, and CodecError, whose
+        `item` is not one for task_done(): ack it to drop it.
         """
         item = self._role().reserve(timeout if block else 0)
         if item is None:
             raise Empty(f"{self.path}: nothing was ready in time")
+        value = item.value
         with self._lock():
             self._undone.setdefault(threading.current_thread(), deque()).append(item)
-        return item.body
+        return value
 
-    def get_nowait(self) -> bytes:
+    def get_nowait(self) -> T:
         """get(block=False)."""
         return self.get(block=False)
 
@@ -261,6 +362,12 @@ class Queue(_native.Queue):
             self._still_there()
         return True
 
+    def join_thread(self) -> None:
+        """Nothing: there is no thread. For code written for `multiprocessing.Queue`."""
+
+    def cancel_join_thread(self) -> None:
+        """Nothing: what was put is in the queue. For code written for `multiprocessing.Queue`."""
+
     def qsize(self) -> int:
         """Items that are ready now; `len(q)` counts those in hand too."""
         return int(self._stats()["ready_items"])
@@ -293,7 +400,7 @@ class Queue(_native.Queue):
 
     # ---- putting
 
-    def batch(self, timeout: float | None = None) -> Batch:
+    def batch(self, timeout: float | None = None) -> Batch[T]:
         """Collect items and put them as one: all or nothing, one flush, on leaving `with`.
 
         >>> with q.batch() as b:  # doctest: +SKIP
@@ -361,7 +468,8 @@ class Queue(_native.Queue):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (type(self), self.path, self._create, self._given)
+        given = {**self._given, "codec": self._named, "raw": self._raw}
+        return _reopen, (type(self), self.path, self._create, given)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -415,27 +523,37 @@ class Queue(_native.Queue):
             )
 
 
-def _reopen(kind: type[Queue], path: str, create: bool, given: dict[str, Any]) -> Queue:
+def _reopen(kind: type[Queue[T]], path: str, create: bool, given: dict[str, Any]) -> Queue[T]:
     return kind(path, create=create, **given)
 
 
-class Batch:
+class Batch(Generic[T]):
     """Items to be put as one; made by `Queue.batch()`."""
 
-    def __init__(self, queue: Queue, timeout: float | None) -> None:
+    def __init__(self, queue: Queue[T], timeout: float | None) -> None:
         self._queue = queue
         self._timeout = timeout
-        self._items: list[Any] = []
+        self._items: list[bytes] = []
         self._pid = os.getpid()
         self.seqs: range | None = None
         """Seqs of the items once they are put, None before."""
 
-    def append(self, item: Buffer) -> None:
-        """Add one item; bytes-like objects are copied now. TooLarge comes on leaving `with`."""
+    if TYPE_CHECKING:
+
+        @overload
+        def append(self: Batch[bytes], item: Buffer) -> None: ...
+        @overload
+        def append(self, item: T) -> None: ...
+
+    def append(self, item: Any) -> None:
+        """Add one item, encoded or copied now. TooLarge comes on leaving `with`.
+
+        What the codec raises adds nothing; caught inside the block, the rest is put all the same.
+        """
         self._check_process()
-        if type(item) is not bytes and self._queue._encode is None:
-            item = bytes(memoryview(item))
-        self._items.append(item)
+        encode = self._queue._encode
+        body: Any = item if encode is None else encode(item)
+        self._items.append(body if type(body) is bytes else bytes(memoryview(body)))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -452,7 +570,7 @@ class Batch:
         items, self._items = self._items, []
         if kind is None:
             self._check_process()
-            self.seqs = self._queue.put_many(items, timeout=self._timeout)
+            self.seqs = self._queue._put_encoded(items, timeout=self._timeout)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

@@ -136,6 +136,15 @@ def _mode(text: str) -> int:
     return int(text, 8)
 
 
+def _codec(text: str) -> str:
+    from mpqueue.codecs.registry import name_of
+
+    try:
+        return name_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _path(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("an empty path is no directory of a queue")
@@ -163,6 +172,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ack_linger": (duration, "time after which acks are durable"),
     "max_members": (whole, "entries of the member table"),
     "retain": (duration, "how long acked segments are kept"),
+    "codec": (_codec, "name of what Python makes items with: json, msgpack, ..."),
     "mode": (_mode, "file mode, octal: 0600, 0660 or 0666"),
 }
 """Options by name: how their text is read, and what they mean."""
@@ -224,10 +234,13 @@ def add_paths(parser: argparse.ArgumentParser) -> None:
 
 
 def open_queue(path: str) -> mpqueue.Queue:
-    """Opens an existing queue. Raises NotAQueue and everything that opening raises."""
+    """Opens an existing queue, whose items are bytes here whatever its codec.
+
+    Raises NotAQueue and everything that opening raises.
+    """
     import mpqueue
 
-    return mpqueue.Queue(path, create=False)
+    return mpqueue.Queue(path, create=False, raw=True)
 
 
 def make_queue(path: str, given: Mapping[str, Any]) -> mpqueue.Queue:
@@ -238,7 +251,7 @@ def make_queue(path: str, given: Mapping[str, Any]) -> mpqueue.Queue:
     import mpqueue
 
     try:
-        return mpqueue.Queue(path, **option_values(given))
+        return mpqueue.Queue(path, raw=True, **option_values(given))
     except mpqueue.MpqueueError:
         raise
     except (TypeError, ValueError) as error:

@@ -362,6 +362,14 @@ static int type_add(PyObject *module, PyType_Spec *spec, PyTypeObject **type)
     return *type ? PyModule_AddType(module, *type) : -1;
 }
 
+static int typed_item_add(PyObject *module, struct state *state)
+{
+    PyObject *type =
+        PyType_FromModuleAndSpec(module, &typed_item_spec, (PyObject *)state->item_type);
+    state->typed_item_type = (PyTypeObject *)type;
+    return type ? PyModule_AddType(module, state->typed_item_type) : -1;
+}
+
 static int module_exec(PyObject *module)
 {
     struct state *state = PyModule_GetState(module);
@@ -381,7 +389,7 @@ static int module_exec(PyObject *module)
         return -1;
     if (type_add(module, &queue_spec, &state->queue_type) < 0 ||
         type_add(module, &consumer_spec, &state->consumer_type) < 0 ||
-        type_add(module, &item_spec, &state->item_type) < 0 ||
+        type_add(module, &item_spec, &state->item_type) < 0 || typed_item_add(module, state) < 0 ||
         type_add(module, &view_spec, &state->view_type) < 0)
         return -1;
     if (PyModule_AddIntConstant(module, "EVENT_LOSS", MPQ_EVENT_LOSS) < 0 ||
@@ -406,6 +414,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->queue_type);
     Py_VISIT(state->consumer_type);
     Py_VISIT(state->item_type);
+    Py_VISIT(state->typed_item_type);
     Py_VISIT(state->view_type);
     return 0;
 }
@@ -417,6 +426,7 @@ static int module_clear(PyObject *module)
     Py_CLEAR(state->queue_type);
     Py_CLEAR(state->consumer_type);
     Py_CLEAR(state->item_type);
+    Py_CLEAR(state->typed_item_type);
     Py_CLEAR(state->view_type);
     for (int i = 0; i < SIGNATURES; i++)
         for (int j = 0; j < ARGUMENTS_MAX; j++)

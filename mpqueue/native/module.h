@@ -49,7 +49,7 @@ enum signature_index {
 
 struct state {
     PyObject *make_error; /* mpqueue.exceptions._from_native */
-    PyTypeObject *queue_type, *consumer_type, *item_type, *view_type;
+    PyTypeObject *queue_type, *consumer_type, *item_type, *typed_item_type, *view_type;
     PyObject *names[SIGNATURES][ARGUMENTS_MAX]; /* interned argument names */
     PyObject *raise, *drop; /* interned values of on_full */
 };
@@ -78,7 +78,8 @@ struct role {
 struct queue_object {
     PyObject_HEAD struct handle *handle; /* NULL before __init__ */
     struct state *state;
-    PyObject *encode; /* NULL or a callable: item -> bytes-like */
+    PyObject *encode; /* NULL or a callable: what is put -> bytes-like */
+    PyObject *decode; /* NULL or a callable: TypedItem -> its value */
 };
 
 struct consumer_object {
@@ -86,9 +87,10 @@ struct consumer_object {
     struct state *state;
     PyObject *queue;
     PyObject *on_loss; /* NULL or a callable that gets each Corrupt instead of it being raised */
-    PyTypeObject *items; /* Item or a subclass */
+    PyTypeObject *items; /* Item or a subclass; of TypedItem when typed */
     PyObject *pending; /* NULL or an exception that the next reserve raises */
     char views;
+    char typed; /* items are decoded by the queue's hook */
 };
 
 struct item_object {
@@ -98,6 +100,12 @@ struct item_object {
     uint64_t seq, epoch, origin_seq, enqueued_at, token;
     uint32_t attempts;
     char settled;
+};
+
+struct typed_object {
+    struct item_object item;
+    PyObject *decode; /* a callable: this item -> its value */
+    PyObject *value; /* NULL until it was decoded */
 };
 
 /* ---- module.c */
@@ -153,6 +161,9 @@ PyObject *queue_put_nowait(PyObject *object, PyObject *const *args, Py_ssize_t n
                            PyObject *kwnames);
 PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                          PyObject *kwnames);
+/* put_many of what is encoded already. */
+PyObject *queue_put_encoded(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames);
 
 /* ---- module_headers.c: the user's headers as an extension entry, and back */
 
@@ -166,6 +177,7 @@ const uint8_t *extension_find(const uint8_t *ext, size_t ext_length, unsigned ty
 
 extern PyType_Spec consumer_spec;
 extern PyType_Spec item_spec;
+extern PyType_Spec typed_item_spec;
 extern PyType_Spec view_spec;
 void role_drop(struct role *role);
 /* MPQ_CLOSED, with *error filled unless it is NULL, once close began; else MPQ_OK. */
@@ -175,6 +187,8 @@ mpq_status role_check(const struct role *role, struct mpq_error *error);
 PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked);
 /* Gives an item of a failed call back without a warning. */
 void item_return(struct item_object *item);
+/* Makes the value of a TypedItem unless it is there; -1 with what its decoder raised. */
+int typed_decode(struct typed_object *typed);
 /* -1 with an exception set. Acks are synced where the policy or the caller wants it. */
 int item_ack(struct item_object *item, bool durable);
 int item_nack(struct item_object *item);

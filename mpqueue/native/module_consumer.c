@@ -197,6 +197,8 @@ static PyObject *consumer_take(PyObject *object, PyObject *const *args, Py_ssize
     if (status == 0)
         Py_RETURN_NONE;
     PyObject *item = item_wrap(self, &found, false);
+    if (item && self->typed && typed_decode((struct typed_object *)item) < 0)
+        Py_CLEAR(item); /* before the ack: what cannot be decoded stays */
     if (!item || item_ack((struct item_object *)item, false) == 0)
         return item;
     /* The ack's sync failed, the item is in hand all the same: let the caller have it. */
@@ -663,9 +665,12 @@ static int consumer_init(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     if (wait && wait != Py_None && timeout_parse(wait, &timeout) < 0)
         return -1;
-    PyTypeObject *type = items ? (PyTypeObject *)items : self->state->item_type;
-    if (!PyType_IsSubtype(type, self->state->item_type)) {
-        PyErr_SetString(PyExc_TypeError, "item_type is Item or a subclass of it");
+    self->typed = ((struct queue_object *)queue)->decode != NULL;
+    PyTypeObject *base = self->typed ? self->state->typed_item_type : self->state->item_type;
+    PyTypeObject *type = items ? (PyTypeObject *)items : base;
+    if (!PyType_IsSubtype(type, base)) {
+        PyErr_Format(PyExc_TypeError, "item_type is %s or a subclass of it",
+                     self->typed ? "TypedItem" : "Item");
         return -1;
     }
     self->views = views != 0;
@@ -728,7 +733,7 @@ static PyMethodDef consumer_methods[] = {
      "sealed and drained."},
     {"take", FAST(consumer_take),
      "take(timeout=None) -> Item | None\n\nreserve and ack in one step: at most once. When the "
-     "ack's sync fails the exception has `.item`."},
+     "ack's sync fails the exception has `.item`. What cannot be decoded is not acked."},
     {"peek", consumer_peek, METH_NOARGS,
      "peek() -> Item | None\n\nThe item that reserve would hand out now, neither taken nor "
      "counted."},
@@ -748,13 +753,13 @@ static PyMethodDef consumer_methods[] = {
     {"nack", consumer_nack, METH_O, "nack(item, /) -> None\n\nSee Item.nack()."},
     {"rewind", consumer_rewind, METH_NOARGS,
      "rewind() -> tuple[int, int]\n\nNack everything handed out: how many items, and bytes of "
-     "their "
-     "frames. Items\nstill in hand become stale."},
+     "their frames. Items\nstill in hand become stale."},
     {"checkpoint", consumer_checkpoint, METH_NOARGS,
      "checkpoint() -> None\n\nFlush, persist all acks, and give back the segments that they free."},
     {"close", consumer_close, METH_NOARGS,
      "close() -> None\n\nPersist acks and give the role back; items in hand are ready again. "
      "Idempotent."},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Consumer[T], for type checkers."},
     {NULL, NULL, 0, NULL},
 };
 

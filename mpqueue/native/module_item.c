@@ -1,7 +1,8 @@
 /* module_item.c - Item: one hand-out, and View: the read-only memory under item.body.
  *
  * An item holds the C role and its bytes but no Python object that could lead back to it, so it
- * needs no garbage collector. A View holds a segment mapping and outlives item, consumer, queue.
+ * needs no garbage collector. A TypedItem, which holds its decoded value too, has one. A View holds
+ * a segment mapping and outlives item, consumer, queue.
  */
 #include <errno.h>
 
@@ -165,6 +166,9 @@ PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *ite
     self->attempts = item->attempts;
     self->settled = peeked;
     self->ext = NULL;
+    if (UNLIKELY(consumer->typed))
+        ((struct typed_object *)self)->decode =
+            Py_XNewRef(((struct queue_object *)consumer->queue)->decode);
     self->body = consumer->views && !peeked ? body_view(consumer, item) : body_copy(item);
     bool whole = self->body != NULL;
     if (UNLIKELY(item->ext_length) && whole) {
@@ -316,6 +320,59 @@ static PyObject *item_get_settled(PyObject *object, void *closure)
     return PyBool_FromLong(self->settled);
 }
 
+/* ---- typed items ---------------------------------------------------------------------------- */
+
+int typed_decode(struct typed_object *typed)
+{
+    if (typed->value)
+        return 0;
+    if (!typed->decode) { /* the hook was taken away, or the garbage collector was here */
+        PyErr_SetString(PyExc_AttributeError, "this item has no decoder");
+        return -1;
+    }
+    PyObject *decode = Py_NewRef(typed->decode);
+    PyObject *value = PyObject_CallFunctionObjArgs(decode, (PyObject *)typed, NULL);
+    Py_DECREF(decode);
+    if (!value)
+        return -1;
+    if (typed->value) /* another thread decoded it meanwhile: one value for all */
+        Py_DECREF(value);
+    else
+        typed->value = value;
+    return 0;
+}
+
+static PyObject *typed_get_value(PyObject *object, void *closure)
+{
+    (void)closure;
+    struct typed_object *typed = (struct typed_object *)object;
+    return typed_decode(typed) < 0 ? NULL : Py_NewRef(typed->value);
+}
+
+static int typed_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    struct typed_object *typed = (struct typed_object *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(typed->decode);
+    Py_VISIT(typed->value);
+    return 0;
+}
+
+static int typed_clear(PyObject *object)
+{
+    struct typed_object *typed = (struct typed_object *)object;
+    Py_CLEAR(typed->decode);
+    Py_CLEAR(typed->value);
+    return 0;
+}
+
+static void typed_dealloc(PyObject *object)
+{
+    PyObject_GC_UnTrack(object);
+    (void)typed_clear(object);
+    item_dealloc(object);
+}
+
 /* ---- types ---------------------------------------------------------------------------------- */
 
 static PyMethodDef item_methods[] = {
@@ -328,12 +385,15 @@ static PyMethodDef item_methods[] = {
     {"__enter__", item_enter, METH_NOARGS, NULL},
     {"__exit__", item_exit, METH_VARARGS, NULL},
     {"__reduce__", item_reduce, METH_NOARGS, NULL},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Item[T], for type checkers."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyMemberDef item_members[] = {
     {"body", T_OBJECT_EX, offsetof(struct item_object, body), READONLY,
      "The payload: bytes, or a read-only memoryview from a consumer with views=True."},
+    {"value", T_OBJECT_EX, offsetof(struct item_object, body), READONLY,
+     "What was put: the decoded body where the queue has a codec, else the body itself."},
     {"seq", T_ULONGLONG, offsetof(struct item_object, seq), READONLY, "Its number in the queue."},
     {"attempts", T_UINT, offsetof(struct item_object, attempts), READONLY,
      "How often it was handed out, this time included; of a peeked item: so far."},
@@ -364,6 +424,29 @@ PyType_Spec item_spec = {
     .basicsize = sizeof(struct item_object),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = item_slots,
+};
+
+static PyGetSetDef typed_attributes[] = {
+    {"value", typed_get_value, NULL,
+     "The decoded body, made at the first use and kept. CodecError when it cannot be.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot typed_slots[] = {
+    {Py_tp_doc, "An item of a queue with a codec."},
+    {Py_tp_dealloc, typed_dealloc},
+    {Py_tp_traverse, typed_traverse},
+    {Py_tp_clear, typed_clear},
+    {Py_tp_getset, typed_attributes},
+    {0, NULL},
+};
+
+PyType_Spec typed_item_spec = {
+    .name = "mpqueue._native.TypedItem",
+    .basicsize = sizeof(struct typed_object),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC |
+             Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = typed_slots,
 };
 
 static int view_buffer(PyObject *object, Py_buffer *buffer, int flags)

@@ -120,7 +120,9 @@ static PyObject *object_put(struct queue_object *self, PyObject *object, uint64_
     PyObject *encoded = NULL, *result = NULL;
     uint8_t *ext = NULL;
     if (self->encode) {
-        object = encoded = PyObject_CallFunctionObjArgs(self->encode, object, NULL);
+        PyObject *encode = Py_NewRef(self->encode); /* it may replace itself */
+        object = encoded = PyObject_CallFunctionObjArgs(encode, object, NULL);
+        Py_DECREF(encode);
         if (!encoded)
             return NULL;
     }
@@ -220,7 +222,8 @@ static PyObject *encode_all(PyObject *encode, PyObject *objects)
     return encoded;
 }
 
-static int bundle_take(struct queue_object *self, PyObject *items, struct bundle *bundle)
+static int bundle_take(struct queue_object *self, PyObject *items, PyObject *encode,
+                       struct bundle *bundle)
 {
     memset(bundle, 0, sizeof *bundle);
     if (PyBytes_Check(items) || PyUnicode_Check(items)) {
@@ -228,8 +231,8 @@ static int bundle_take(struct queue_object *self, PyObject *items, struct bundle
         return -1;
     }
     bundle->objects = PySequence_Tuple(items);
-    if (bundle->objects && self->encode)
-        bundle->objects = encode_all(self->encode, bundle->objects);
+    if (bundle->objects && encode)
+        bundle->objects = encode_all(encode, bundle->objects);
     if (!bundle->objects)
         return -1;
     Py_ssize_t count = PyTuple_Size(bundle->objects);
@@ -352,10 +355,9 @@ static PyObject *bundle_put_split(struct queue_object *self, struct bundle *bund
     return error_raise(self->state, status, &error);
 }
 
-PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
-                         PyObject *kwnames)
+static PyObject *many_put(struct queue_object *self, PyObject *encode, PyObject *const *args,
+                          Py_ssize_t nargs, PyObject *kwnames)
 {
-    struct queue_object *self = (struct queue_object *)object;
     PyObject *given[ARGUMENTS_MAX];
     bool atomic = true, block = true;
     uint64_t timeout;
@@ -365,7 +367,7 @@ PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nar
         return NULL;
     struct bundle bundle;
     PyObject *result = NULL;
-    if (bundle_take(self, given[0], &bundle) == 0 && handle_open(self)) {
+    if (bundle_take(self, given[0], encode, &bundle) == 0 && handle_open(self)) {
         if (!block)
             timeout = 0;
         if (!atomic)
@@ -377,4 +379,20 @@ PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nar
     }
     bundle_release(&bundle);
     return result;
+}
+
+PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                         PyObject *kwnames)
+{
+    struct queue_object *self = (struct queue_object *)object;
+    PyObject *encode = Py_XNewRef(self->encode); /* it may replace itself */
+    PyObject *result = many_put(self, encode, args, nargs, kwnames);
+    Py_XDECREF(encode);
+    return result;
+}
+
+PyObject *queue_put_encoded(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *kwnames)
+{
+    return many_put((struct queue_object *)object, NULL, args, nargs, kwnames);
 }

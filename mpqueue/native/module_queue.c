@@ -140,6 +140,22 @@ static int backoff_set(struct mpq_options *options, PyObject *steps)
     return 0;
 }
 
+static int codec_set(struct mpq_options *options, PyObject *name)
+{
+    Py_ssize_t length;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &length);
+    if (!text)
+        return -1;
+    if ((size_t)length >= sizeof options->codec || strlen(text) != (size_t)length) {
+        PyErr_Format(PyExc_ValueError, "the name of a codec has at most %d bytes and no NUL: %R",
+                     (int)sizeof options->codec - 1, name);
+        return -1;
+    }
+    memset(options->codec, 0, sizeof options->codec);
+    memcpy(options->codec, text, (size_t)length);
+    return 0;
+}
+
 static int options_set(PyObject *dict, struct mpq_options *options, uint32_t *given)
 {
     Py_ssize_t at = 0;
@@ -150,6 +166,12 @@ static int options_set(PyObject *dict, struct mpq_options *options, uint32_t *gi
             if (backoff_set(options, value) < 0)
                 return -1;
             *given |= MPQ_GIVEN_BACKOFF;
+            continue;
+        }
+        if (PyUnicode_CompareWithASCIIString(key, "codec") == 0) {
+            if (codec_set(options, value) < 0)
+                return -1;
+            *given |= MPQ_GIVEN_CODEC;
             continue;
         }
         while (i < OPTION_FIELDS && PyUnicode_CompareWithASCIIString(key, option_fields[i].name))
@@ -218,7 +240,10 @@ static PyObject *queue_options(PyObject *object, PyObject *ignored)
     PyObject *dict = fields_dict(option_fields, OPTION_FIELDS, &options);
     size_t steps =
         options.backoff_count < MPQ_BACKOFF_MAX ? options.backoff_count : MPQ_BACKOFF_MAX;
-    if (dict && dict_add(dict, "backoff_ns", numbers_tuple(options.backoff_ns, steps)) < 0)
+    Py_ssize_t length = (Py_ssize_t)strnlen(options.codec, sizeof options.codec);
+    if (dict &&
+        (dict_add(dict, "backoff_ns", numbers_tuple(options.backoff_ns, steps)) < 0 ||
+         dict_add(dict, "codec", PyUnicode_DecodeUTF8(options.codec, length, "replace")) < 0))
         Py_CLEAR(dict);
     return dict;
 }
@@ -510,19 +535,17 @@ static PyObject *queue_report_events(PyObject *object, PyObject *args)
 
 /* ---- attributes ----------------------------------------------------------------------------- */
 
-static PyObject *queue_get_encode(PyObject *object, void *closure)
+/* closure: the offset of the hook */
+static PyObject *queue_get_hook(PyObject *object, void *closure)
 {
-    (void)closure;
-    PyObject *encode = ((struct queue_object *)object)->encode;
-    return Py_NewRef(encode ? encode : Py_None);
+    PyObject *hook = *(PyObject **)((char *)object + (size_t)closure);
+    return Py_NewRef(hook ? hook : Py_None);
 }
 
-static int queue_set_encode(PyObject *object, PyObject *value, void *closure)
+static int queue_set_hook(PyObject *object, PyObject *value, void *closure)
 {
-    (void)closure;
-    struct queue_object *self = (struct queue_object *)object;
-    PyObject *old = self->encode;
-    self->encode = value && value != Py_None ? Py_NewRef(value) : NULL;
+    PyObject **hook = (PyObject **)((char *)object + (size_t)closure), *old = *hook;
+    *hook = value && value != Py_None ? Py_NewRef(value) : NULL;
     Py_XDECREF(old);
     return 0;
 }
@@ -624,12 +647,14 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(((struct queue_object *)object)->encode);
+    Py_VISIT(((struct queue_object *)object)->decode);
     return 0;
 }
 
 static int queue_clear(PyObject *object)
 {
     Py_CLEAR(((struct queue_object *)object)->encode);
+    Py_CLEAR(((struct queue_object *)object)->decode);
     return 0;
 }
 
@@ -638,7 +663,7 @@ static void queue_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     struct queue_object *self = (struct queue_object *)object;
     PyObject_GC_UnTrack(object);
-    Py_CLEAR(self->encode);
+    (void)queue_clear(object);
     handle_drop(self->handle);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
@@ -673,6 +698,7 @@ static PyMethodDef queue_methods[] = {
     {"try_push", FAST(queue_put_nowait), PUT_NOWAIT_DOC},
     {"put_many", FAST(queue_put_many), PUT_MANY_DOC},
     {"enqueue_bulk", FAST(queue_put_many), PUT_MANY_DOC},
+    {"_put_encoded", FAST(queue_put_encoded), "put_many() of what is encoded already."},
     {"flush", queue_flush, METH_NOARGS,
      "flush() -> None\n\nReturn when everything published before the call is durable, whatever "
      "the policy, and\nthe acks of this handle's consumer too. Raises FlushFailed, Poisoned."},
@@ -690,6 +716,7 @@ static PyMethodDef queue_methods[] = {
     {"_still_there", queue_still_there, METH_NOARGS, "QueueRemoved when its files are gone."},
     {"_open_gate", queue_open_gate, METH_O, "Use the named semaphore, or None: a futex."},
     {"_report_events", queue_report_events, METH_VARARGS, "Called with events worth a warning."},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Queue[T], for type checkers."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -700,8 +727,12 @@ static PyGetSetDef queue_attributes[] = {
      "Number of this process's attachment; never reused.", NULL},
     {"gate_name", queue_get_gate_name, NULL, "Name of the queue's semaphore.", NULL},
     {"closed", queue_get_closed, NULL, "True once close() was called.", NULL},
-    {"_encode", queue_get_encode, queue_set_encode,
-     "None, or a callable that makes bytes of what put() is given.", NULL},
+    {"_encode", queue_get_hook, queue_set_hook,
+     "None, or a callable that makes bytes of what put() is given.",
+     (void *)offsetof(struct queue_object, encode)},
+    {"_decode", queue_get_hook, queue_set_hook,
+     "None, or a callable that makes the value of an item that it is given.",
+     (void *)offsetof(struct queue_object, decode)},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

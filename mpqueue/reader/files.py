@@ -175,7 +175,7 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
         "ack_linger": values["ack_linger_ns"] / 1e9,
         "max_members": values["max_members"],
         "retain": values["retain_ns"] / 1e9,
-        "codec": values["codec"].rstrip(b"\0").decode("utf-8", "replace"),
+        "codec": values["codec"].rstrip(b"\0").decode("utf-8", "replace") or "bytes",
         "mode": values["file_mode"],
     }
 

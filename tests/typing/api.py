@@ -1,0 +1,115 @@
+"""How the types look to a user. Never run: test_typing.py lets mypy reveal them."""
+
+from __future__ import annotations
+
+from typing import Any, reveal_type
+
+import msgspec
+import numpy
+
+import mpqueue
+from mpqueue import Batch, Consumer, Item, Queue, codecs
+
+
+class Job(msgspec.Struct):
+    number: int
+
+
+def plain() -> None:
+    q = Queue("spool", durability="none")
+    reveal_type(q)  # Queue[bytes]
+    reveal_type(q.put(b"x"))  # int
+    q.put(bytearray(b"x"))
+    q.put_many([memoryview(b"x"), b"y"])
+    q.put("text")  # error
+    q.put({"a": 1})  # error
+    reveal_type(q.get())  # bytes
+    c = q.consumer()
+    reveal_type(c)  # Consumer[bytes]
+    reveal_type(c.reserve())  # Item[bytes] | None
+    for item in c:
+        reveal_type(item.value)  # bytes
+        reveal_type(item.body)  # bytes
+
+
+def by_object() -> None:
+    q = Queue("spool", codec=codecs.Msgspec(Job), max_item=100)
+    reveal_type(q)  # Queue[Job]
+    q.put(Job(1))
+    q.put_many([Job(1)])
+    q.put(b"x")  # error
+    q.put_nowait({"number": 1})  # error
+    q.put_many([b"x"])  # error
+    reveal_type(q.put(Job(1), on_full="drop"))  # int | None
+    reveal_type(q.get().number)  # int
+    with q.batch() as batch:
+        reveal_type(batch)  # Batch[Job]
+        batch.append(Job(1))
+        batch.append(b"x")  # error
+    with q.consumer() as consumer:
+        reveal_type(consumer.reserve_many(5))  # list[Item[Job]]
+        reveal_type(consumer.queue)  # Queue[Job]
+        for item in consumer.drain():
+            reveal_type(item.value)  # Job
+            reveal_type(item.body)  # bytes
+            consumer.ack(item)
+    packed = Queue("spool", codec=codecs.Zstd(codecs.Msgspec(Job, "msgpack")))
+    reveal_type(packed)  # Queue[Job]
+    arrays = Queue("spool", codec=codecs.Numpy(numpy.float32))
+    arrays.put(numpy.zeros(3))
+    arrays.put([0.0])  # error
+
+
+def by_name() -> None:
+    q = Queue("spool", codec="json")
+    reveal_type(q)  # Queue[Any]
+    q.put({"a": 1})
+    reveal_type(Queue("spool", codec="bytes+zstd"))  # Queue[bytes]
+    reveal_type(Queue("spool", codec="json", raw=True))  # Queue[bytes]
+    declared: Queue[dict[str, int]] = Queue("spool", codec="json")
+    reveal_type(declared.get())  # dict[str, int]
+    explicit = Queue[dict[str, int]]("spool")
+    reveal_type(explicit)  # Queue[dict[str, int]]
+    Queue("spool", codec=5)  # error
+    Queue("spool", codecs="json")  # error
+    Queue("spool", segment_size="16M")  # error
+
+
+class Mine:
+    """No base class is needed."""
+
+    name = "mine"
+
+    def encode(self, value: complex, /) -> bytes:
+        return repr(value).encode()
+
+    def decode(self, body: bytes, /) -> complex:
+        return complex(body.decode())
+
+
+class HalfACodec:
+    name = "half"
+
+    def encode(self, value: complex, /) -> bytes:
+        return b""
+
+
+def own() -> None:
+    reveal_type(Queue("spool", codec=Mine()))  # Queue[complex]
+    Queue("spool", codec=HalfACodec())  # error
+    codec: codecs.Codec[complex] = Mine()
+    reveal_type(codecs.Zstd(codec).decode(b""))  # complex
+    reveal_type(mpqueue.codecs.lookup("json"))  # Codec[Any]
+
+
+def annotated(
+    queue: Queue[Job], consumer: Consumer[Job], item: Item[Job], batch: Batch[Job]
+) -> None:
+    consumer.ack(item)
+    batch.append(item.value)
+    untyped: Queue = Queue("spool")
+    reveal_type(untyped)  # Queue[bytes]
+    error = mpqueue.CodecError()
+    reveal_type(error.item)  # Item[Any] | None
+    anything: Queue[Any] = queue
+    anything.put(1)
