@@ -472,9 +472,10 @@ def test_a_refused_codec_leaves_no_queue_and_no_member(open_queue: OpenQueue, sp
             mpqueue.Queue(spool, codec=codec)  # type: ignore[call-overload]
     assert not spool.exists()
     q = open_queue(codec="unsafe-pickle")
-    with pytest.raises(mpqueue.OptionsMismatch):
+    with pytest.raises(mpqueue.OptionsMismatch) as refused:
         mpqueue.Queue(spool)
     assert len([member for member in q.members() if member.alive]) == 1
+    del refused  # it kept the refused handle from being collected, and so from being closed
 
 
 def test_raw_takes_and_gives_the_stored_bytes(open_queue: OpenQueue) -> None:
@@ -504,6 +505,11 @@ def test_the_command_line_works_on_bytes(run_python: RunPython, spool: Path) -> 
             q.task_done()
             q.put("three")
         assert cli("get", path, "-n", "2", "--lines") == b'[2]\\n"three"\\n'
+        other = path + "2"
+        cli("init", other, "--codec", "unsafe-pickle")
+        cli("put", other, "--lines", stdin=b"not loaded\\n")
+        assert cli("get", other, "--lines") == b"not loaded\\n"
+        cli("destroy", other, "--yes")
         """,
         spool,
     )
