@@ -20,7 +20,7 @@ import msgspec
 import numpy
 import pytest
 import zstandard
-from hypothesis import example, given, reject
+from hypothesis import HealthCheck, example, given, reject, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -34,6 +34,8 @@ class Job(msgspec.Struct):
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+# A loaded machine fails no test.
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LEAVES = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | FLOATS | TEXT
 
 
@@ -79,6 +81,7 @@ CODECS: dict[str, tuple[Callable[[], codecs.Codec[Any]], st.SearchStrategy[Any]]
 
 
 @pytest.mark.parametrize("name", CODECS)
+@patient
 @given(data=st.data())
 def test_values_come_back(name: str, data: st.DataObject) -> None:
     make, values = CODECS[name]
@@ -88,6 +91,7 @@ def test_values_come_back(name: str, data: st.DataObject) -> None:
         assert type(decoded) is type(value)
 
 
+@patient
 @given(array=ARRAYS, order=st.sampled_from("CF"), step=st.sampled_from([1, 2, -1]))
 @example(array=numpy.zeros((3, 0), "<f8"), order="F", step=-1)
 @example(array=numpy.array(7, ">i4"), order="C", step=1)
@@ -206,6 +210,7 @@ DECODERS: dict[str, codecs.Codec[Any]] = {
 
 
 @pytest.mark.parametrize("name", DECODERS)
+@patient
 @given(body=st.binary() | st.sampled_from(NPY) | st.builds(_npy, st.binary(), st.binary()))
 @example(body=b"")
 @example(body=b"[" * 100_000)
