@@ -13,6 +13,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from mpqueue import codecs as codecs
     from mpqueue.consumer import Consumer, Item
     from mpqueue.exceptions import (
         Closed,
