@@ -109,7 +109,7 @@ class Stats(Record):
     kept_segments: int
     """Gauge: segment files kept for reuse."""
     disk_bytes: int
-    """Gauge: bytes of all segment files."""
+    """Gauge: bytes of all files of the queue: segments, control, cursor and meta."""
     capacity_bytes: int
     """Gauge: bytes of frames that there is room for: max_bytes, or what max_segments segments of
     segment_size hold. Not the option capacity, which counts items; and an item larger than a
