@@ -226,7 +226,7 @@ class Queue(_native.Queue[T]):
 
             self._encode = self._codec.encode
             self._decode = registry.decoder(self._codec, self.path)
-        self._gated = semaphore.ensure(self.gate_name, stored["file_mode"])
+        self._gated = semaphore.ensure(self.gate_name, stored["file_mode"], self.path)
         self._open_gate(self.gate_name if self._gated else None)
 
     def _use_recorded(self, name: str) -> None:

@@ -38,8 +38,11 @@ def _file(name: str) -> str:
     return ""
 
 
-def _set_mode(name: str, mode: int) -> None:
-    """The umask narrowed the mode at creation; only the owner can and needs to widen it."""
+def _set_mode(name: str, mode: int, directory: str) -> None:
+    """The umask narrowed the mode at creation; only the owner can and needs to widen it.
+
+    What root made for somebody's queue is that somebody's.
+    """
     path = _file(name)
     if not path:
         return
@@ -48,18 +51,24 @@ def _set_mode(name: str, mode: int) -> None:
         found = os.fstat(fd)
         if found.st_uid == os.geteuid() and found.st_mode & 0o777 != mode:
             os.fchmod(fd, mode)
+        owner = os.stat(directory)
+        if found.st_uid == os.geteuid() == 0 != owner.st_uid:
+            os.fchown(fd, owner.st_uid, owner.st_gid)
     finally:
         os.close(fd)
 
 
-def ensure(name: str, mode: int) -> bool:
-    """Make the semaphore if it is missing. False when that failed: said once in the log."""
+def ensure(name: str, mode: int, directory: str) -> bool:
+    """Make the semaphore of the queue in `directory` if it is missing.
+
+    False when that failed: said once in the log.
+    """
     global _warned
     try:
         import posix_ipc
 
         posix_ipc.Semaphore(name, posix_ipc.O_CREAT, mode=mode, initial_value=0).close()
-        _set_mode(name, mode)
+        _set_mode(name, mode, directory)
     except Exception as error:  # whatever it is, the queue works without
         if not _warned:
             _warned = True

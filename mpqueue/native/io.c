@@ -23,10 +23,22 @@
 
 #define NS 1000000000ULL
 
+/* What root makes in somebody's directory is that somebody's: an operator's look at a queue must
+ * not lock its owner out. */
+static bool owner_is_served(int dirfd, struct stat *directory)
+{
+    return geteuid() == 0 && dirfd != AT_FDCWD && fstat(dirfd, directory) == 0 &&
+           directory->st_uid != 0;
+}
+
 static int sys_open(mpq_io *io, int dirfd, const char *name, int flags, mode_t mode)
 {
     (void)io;
-    return openat(dirfd, name, flags | O_CLOEXEC, mode);
+    struct stat directory;
+    int fd = openat(dirfd, name, flags | O_CLOEXEC, mode);
+    if (fd >= 0 && (flags & O_CREAT) != 0 && owner_is_served(dirfd, &directory))
+        (void)!fchown(fd, directory.st_uid, directory.st_gid);
+    return fd;
 }
 
 static int sys_close(mpq_io *io, int fd)
@@ -38,7 +50,11 @@ static int sys_close(mpq_io *io, int fd)
 static int sys_mkdir(mpq_io *io, int dirfd, const char *name, mode_t mode)
 {
     (void)io;
-    return mkdirat(dirfd, name, mode);
+    struct stat directory;
+    int rc = mkdirat(dirfd, name, mode);
+    if (rc == 0 && owner_is_served(dirfd, &directory))
+        (void)!fchownat(dirfd, name, directory.st_uid, directory.st_gid, AT_SYMLINK_NOFOLLOW);
+    return rc;
 }
 
 static int sys_rmdir(mpq_io *io, int dirfd, const char *name)

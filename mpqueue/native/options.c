@@ -127,10 +127,11 @@ mpq_status mpq_options_agree(struct mpq_queue *queue, uint32_t given,
                         "it with `mpqueue set`",
                         queue->path);
     if ((given & MPQ_GIVEN_CODEC) != 0 && strncmp(wanted->codec, now.codec, sizeof now.codec) != 0)
-        return mpq_fail(error, MPQ_MISMATCH,
-                        "%s: the queue has codec = \"%s\", not \"%s\"; leave the option out, or "
-                        "init another queue",
-                        queue->path, now.codec, wanted->codec);
+        return mpq_fail(
+            error, MPQ_MISMATCH,
+            "%s: the queue has codec = \"%.32s\", not \"%.32s\"; leave the option out, or "
+            "init another queue",
+            queue->path, now.codec, wanted->codec);
     return MPQ_OK;
 }
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import mpqueue
+from mpqueue import semaphore
 from rig import advises, drain, make, mount, need_root, run, tmpfs, untouched
 
 NOBODY = 65534
@@ -161,3 +162,42 @@ def test_read_only_filesystem_refuses_and_can_be_inspected(tmp_path: Path) -> No
                 assert [item.body for item in view.items()] == [b"precious"] * 3
         mount("tmpfs", disk, "tmpfs", 32)
         assert drain(path) == [b"precious"] * 3
+
+
+OWNER = (
+    DROP
+    + """
+with mpqueue.Queue(args[0], segment_size=65536) as q, q.consumer() as c:
+    for n in range(20):
+        q.put(bytes(9000))
+    say(len([c.take() for n in range(10)]))
+"""
+)
+
+
+def test_what_root_makes_in_a_queue_is_its_owners(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root looks after a reboot, puts, consumes and repairs; the owner goes on as before."""
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    path = home / "spool"
+    assert run(OWNER, path) == ["10"]
+    for boot, act in enumerate(("stats", "work", "repair")):
+        monkeypatch.setenv("MPQ_BOOT_ID", f"boot {boot}")
+        if act == "repair":
+            mpqueue.repair(path)
+        else:
+            with mpqueue.Queue(path) as q:
+                gate = q.gate_name
+                q.stats()
+                if act == "work":
+                    q.put_many([bytes(9000)] * 20, atomic=False)
+                    with q.consumer() as c:
+                        c.ack_many(c.reserve_many(15))
+                        c.checkpoint()
+        assert {file.stat().st_uid for file in path.rglob("*")} == {NOBODY}
+        found = semaphore.inspect(gate)
+        assert found is None or found.uid in (-1, NOBODY)
+        assert run(OWNER, path) == ["10"]

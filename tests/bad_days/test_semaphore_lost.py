@@ -44,7 +44,7 @@ def _unlink(name: str) -> None:
 
 def _replace(name: str) -> None:
     semaphore.unlink(name)
-    semaphore.ensure(name, 0o600)
+    semaphore.ensure(name, 0o600, "/")
 
 
 def _drain(name: str) -> None:

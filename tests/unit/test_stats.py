@@ -561,8 +561,8 @@ def test_foreign_semaphore_is_told_once(
     """It was made, and is gone when the native half opens it."""
     ensure = semaphore.ensure
 
-    def ensure_and_lose(name: str, mode: int) -> bool:
-        return ensure(name, mode) and semaphore.unlink(name)
+    def ensure_and_lose(name: str, mode: int, directory: str) -> bool:
+        return ensure(name, mode, directory) and semaphore.unlink(name)
 
     monkeypatch.setattr(semaphore, "ensure", ensure_and_lose)
     q = open_queue(durability="none")
