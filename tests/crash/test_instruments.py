@@ -25,7 +25,7 @@ PROOF = os.environ.get("MPQ_PROOF") == "1"
 POWER_SEEDS, POWER_STATES = (1_050, 25_000) if PROOF else (60, 1_000)  # 20 states a seed and
 # the crashes inside their recoveries
 APART, DEATHS = (7, 150_000) if PROOF else (700, 1_500)  # instructions
-KILLS_A_PATH, KILLS = (100, 2_000) if PROOF else (4, 60)
+KILLS_A_PATH, KILLS = (60, 1_200) if PROOF else (4, 60)
 NTH, FAILURES = ((), 3_000) if PROOF else (("msync",), 20)
 ROT_APART, FLIPS, HARMS = (22, 160_000, 450) if PROOF else (8_000, 10_000, 50)  # bits
 
