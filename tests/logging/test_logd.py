@@ -260,7 +260,7 @@ CODES: dict[str, tuple[Case, int]] = {
     "no queue": (lambda p: [f"{p}/none", "--file", f"{p}/out"], common.REFUSED),
     "no directory": (lambda p: [f"{p}/spool", "--file", f"{p}/none/out"], common.IO_ERROR),
     "a directory": (lambda p: [f"{p}/spool", "--file", f"{p}"], common.USAGE),
-    "a device": (lambda p: [f"{p}/spool", "--file", "/dev/null"], common.USAGE),
+    "a pipe": (lambda p: [f"{p}/spool", "--file", f"{p}/pipe"], common.USAGE),
     "bad format": (lambda p: [f"{p}/spool", "--file", f"{p}/o", "--format", "no"], common.USAGE),
     "no room": (lambda p: [f"{p}/spool", "--file", f"{p}/o", "--max-bytes", "0"], common.USAGE),
 }
@@ -271,6 +271,7 @@ def test_exit_codes(
     open_queue: OpenQueue, tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     open_queue()
+    os.mkfifo(tmp_path / "pipe")  # no device: what a mistake here did to it, all would suffer
     words, code = CODES[case]
     assert main(["logd", *words(tmp_path)]) == code
     assert capsys.readouterr().err.startswith("mpqueue: ")
