@@ -80,6 +80,8 @@ def _once() -> Callable[[str, Exception], None]:
 
 def _replace(path: str, text: str) -> None:
     """Writes beside the file and renames: a reader has the old text or the new, never a part."""
+    if os.path.exists(path) and not os.path.isfile(path):  # root would replace even /dev/null
+        raise common.UsageError(f"{path} is no regular file, which alone can be replaced")
     directory, name = os.path.split(path)
     # Its name does not end in .prom, so that node_exporter does not take it for a second file.
     descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=directory or ".")

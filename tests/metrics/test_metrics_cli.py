@@ -199,7 +199,10 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(open_queue: OpenQueue, sp
     assert "File too large" in run(spool, "--textfile", target, code=74, preexec_fn=no_room).stderr
     assert target.read_text() == old
     (spool.parent / "directory").mkdir()
-    run(spool, "--textfile", spool.parent / "directory", code=74)
+    run(spool, "--textfile", spool.parent / "directory", code=2)
+    os.mkfifo(spool.parent / "pipe")  # stands for devices: root could replace them
+    assert "regular file" in run(spool, "--textfile", spool.parent / "pipe", code=2).stderr
+    assert (spool.parent / "pipe").is_fifo()
     run(spool, "--textfile", spool.parent / "none" / "file", code=74)
     assert sorted(os.listdir(spool.parent)) == ["directory", "mpqueue.prom", "spool"]
 
