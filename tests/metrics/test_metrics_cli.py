@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(open_queue: OpenQueue, sp
     assert "regular file" in run(spool, "--textfile", spool.parent / "pipe", code=2).stderr
     assert (spool.parent / "pipe").is_fifo()
     run(spool, "--textfile", spool.parent / "none" / "file", code=74)
-    assert sorted(os.listdir(spool.parent)) == ["directory", "mpqueue.prom", "spool"]
+    assert sorted(os.listdir(spool.parent)) == ["directory", "mpqueue.prom", "pipe", "spool"]
 
 
 # ---- HTTP
