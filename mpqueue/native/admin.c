@@ -250,6 +250,8 @@ mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name
         memcpy(gate_name, queue->gate_name, sizeof queue->gate_name);
         if (queue->io->rename(queue->io, queue->dirfd, "meta", DESTROYED) != 0)
             status = mpq_fail_errno(error, "%s: cannot rename meta", path);
+        else if (queue->io->sync(queue->io, queue->dirfd) != 0) /* no file goes before the name */
+            status = mpq_fail_errno(error, "%s: cannot sync the directory", path);
         else
             status = remove_files(queue, error);
         if (status == MPQ_OK)

@@ -104,12 +104,15 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
         if (io->mkdir(io, AT_FDCWD, queue->path, 0700) != 0 && errno != EEXIST)
             return mpq_fail_errno(error, "%s: cannot make the directory", queue->path);
         queue->dirfd = io->open(io, AT_FDCWD, queue->path, O_RDONLY | O_DIRECTORY, 0);
+        *made = true;
         if (queue->dirfd >= 0 && io->chmod(io, queue->dirfd, mode) != 0)
             return mpq_fail_errno(error, "%s: cannot set the directory's mode", queue->path);
-        *made = true;
     }
     if (queue->dirfd >= 0)
         return MPQ_OK;
+    if (errno == ENOENT && *made)
+        return mpq_fail(error, MPQ_REMOVED, "%s: the directory was removed while it was made",
+                        queue->path);
     if (errno == ENOENT)
         return mpq_fail(error, MPQ_NOT_A_QUEUE,
                         "%s: no queue here (no such directory); make one with `mpqueue init`",
@@ -319,6 +322,14 @@ mpq_status mpq_handle_open(const struct mpq_open_args *args, bool half, struct m
     return MPQ_OK;
 }
 
+/* Files that were not found are no error of the system when their directory itself is gone. */
+static bool directory_is_gone(const struct mpq_queue *queue)
+{
+    struct stat now;
+    return queue->dirfd >= 0 && queue->io->fstat(queue->io, queue->dirfd, &now) == 0 &&
+           now.st_nlink == 0;
+}
+
 static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_open_args *args,
                               const struct mpq_call *call, struct mpq_error *error)
 {
@@ -345,6 +356,9 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_open_arg
         status = mpq_options_agree(queue, args->given, &args->options, error);
     if (status == MPQ_OK)
         status = mpq_attach(queue, call, error);
+    if (status == MPQ_SYSTEM && directory_is_gone(queue))
+        status = mpq_fail(error, MPQ_REMOVED, "%s: the directory was removed while it was opened",
+                          queue->path);
     if (status != MPQ_OK && made_directory)
         (void)queue->io->rmdir(queue->io, AT_FDCWD, queue->path); /* only when it is still empty */
     return status;
@@ -379,9 +393,7 @@ mpq_status mpq_open(const struct mpq_open_args *args, const struct mpq_call *cal
     for (int tries = 1;; tries++) {
         mpq_status status = open_new(args, call, queue, error);
         /* Somebody destroys the queue that was there, and its directory, while this one is made. */
-        const bool vanished =
-            status == MPQ_REMOVED || (status == MPQ_SYSTEM && error->os_errno == ENOENT);
-        if (!args->create || !vanished || tries == MAKE_TRIES)
+        if (!args->create || status != MPQ_REMOVED || tries == MAKE_TRIES)
             return status;
         if (call->check != NULL && call->check(call->arg) != 0)
             return MPQ_INTERRUPTED;
