@@ -87,9 +87,16 @@ class SegmentWalk:
     """The frames of one segment in order, batches judged, holes filled with losses."""
 
     def __init__(
-        self, source: Source, segment: SegmentFile, last_seq: int, limit: int, deep: bool
+        self,
+        source: Source,
+        segment: SegmentFile,
+        last_seq: int,
+        floor_at: int,
+        limit: int,
+        deep: bool,
     ) -> None:
-        """Frames count above `last_seq` and below offset `limit`; `deep` hashes every body.
+        """Frames count above `last_seq` and below offset `limit`; `deep` hashes every body. The
+        floor lies at offset `floor_at`; 0 when it is not within this segment.
 
         `expected` is the seq that must come next, -1 before the first frame: what is missing
         ahead of that one is the caller's to say.
@@ -99,6 +106,7 @@ class SegmentWalk:
         self._seed = source.meta.hash_seed + segment.generation * layout.SEED_GENERATION
         self._deep = deep
         self._leftovers = source.control is None
+        self._floor_at = floor_at
         self._limit = min(limit, segment.size)
         self.last_seq = last_seq
         self.expected = -1
@@ -139,7 +147,13 @@ class SegmentWalk:
         codes, mask, per_offset = layout.CODE_OF_BYTE, layout.MASK64, layout.SEED_OFFSET
         data, base, stop = b"", 0, 0
         offset = hole = layout.SEGMENT_FIRST
+        floor_at = self._floor_at or limit
         while offset + 48 <= limit:
+            if offset >= floor_at:
+                if offset > floor_at:  # W8
+                    yield from self._below_floor(hole)
+                    offset = hole = floor_at
+                floor_at = limit
             if offset + 48 > stop or offset < base:
                 data, base = segment.window(offset, 48)
                 stop = base + len(data)
@@ -158,9 +172,7 @@ class SegmentWalk:
             extent = (48 + ext + length + 31) & ~31
             likely = self.last_seq < seq <= layout.SEQ_MAX and offset + extent <= size
             if not good or not likely:
-                offset = self._resync(offset, limit)
-                if offset == 0:
-                    return
+                offset = self._resync(offset, limit) or floor_at
                 continue
             code = codes[state & 0xFF]
             if flags & layout.FLAG_PAD:
@@ -196,6 +208,18 @@ class SegmentWalk:
             )  # fmt: skip
             offset += extent
             self.end = hole = offset
+
+    def _below_floor(self, hole: int) -> Iterator[Frame]:
+        """What was settled and cannot be read between `hole` and the floor."""
+        floor, roll = self._source.acks.floor, self._segment.roll
+        expected = self.expected
+        if expected < 0:
+            expected = roll.base_seq if roll is not None else floor
+        if expected < floor:
+            yield self.lost(expected, floor, hole, self._floor_at)
+        self.frames += 1
+        self.expected = floor
+        self.last_seq = max(self.last_seq, floor - 1)
 
     def lost(self, first: int, until: int, start: int, end: int) -> Frame:
         """The seqs from `first` to before `until`, which lay in `start`..`end`."""
@@ -363,7 +387,7 @@ class Walk:
         last_seq = -1
         end = 0
         epoch = self._source.meta.epoch
-        floor_generation = layout.position_parts(self._source.acks.floor_position)[0]
+        floor_generation, floor_offset = layout.position_parts(self._source.acks.floor_position)
         for generation in self.generations:
             segment = open_segment(self._source.directory, generation, self._source.meta)
             if segment is None:
@@ -373,7 +397,9 @@ class Walk:
                 limit = segment.size
                 if self._tail is not None and generation == self._tail[0]:
                     limit = self._tail[1]
-                walk = SegmentWalk(self._source, segment, last_seq, limit, self._deep)
+                inside = generation == floor_generation and floor_offset > layout.SEGMENT_FIRST
+                floor_at = floor_offset if inside else 0
+                walk = SegmentWalk(self._source, segment, last_seq, floor_at, limit, self._deep)
                 walk.epoch = roll.epoch if roll is not None else epoch
                 frames = iter(walk)
                 first = next(frames, None)
@@ -391,7 +417,8 @@ class Walk:
                     expected = max(expected, roll.base_seq)
                     end = layout.position(generation, layout.SEGMENT_FIRST)
                 if first is not None:
-                    if 0 <= expected < first.seq and (walk.first_gap or roll is None):
+                    headless = roll is None and not inside
+                    if 0 <= expected < first.seq and (walk.first_gap or headless):
                         start = first.offset - walk.first_gap
                         yield walk.lost(expected, first.seq, start, first.offset)
                     yield first

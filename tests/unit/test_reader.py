@@ -284,6 +284,31 @@ def test_a_floor_segment_without_its_beginning_owes_it(
     assert report.damage
 
 
+@pytest.mark.parametrize("rolled", [False, True])
+def test_padding_at_the_floor_owes_nothing_whatever_lies_ahead_of_it(
+    image: Image, rolled: bool
+) -> None:
+    """A power cut took what was settled and the two items at the floor; recovery padded those."""
+    segment = image.segment()
+    for _ in range(3):
+        segment.put(b"settled" * 100)
+    image.floor, image.floor_position = 4, segment.end
+    segment.put(bytes(1952), code=layout.PAD, flags=layout.FLAG_PAD, seq=4)
+    segment.put(b"after", seq=6)
+    image.durable_position, image.cursor_next_seq = segment.end, 7
+    image.write()
+    data = bytearray((image.path / name()).read_bytes())
+    first = layout.SEGMENT_FIRST if rolled else 0
+    end = layout.position_parts(image.floor_position)[1]
+    data[first:end] = bytes(end - first)
+    (image.path / name()).write_bytes(data)
+    report = verify(image.path)
+    assert (report.counts.lost, report.counts.ready, report.damage) == (0, 1, False)
+    settled = [finding.seq for finding in report.findings if "were settled" in finding.message]
+    assert settled == ([1] if rolled else [])  # nothing tells what had been there without a roll
+    assert seqs(image.path) == [6]
+
+
 def test_a_floor_behind_a_segment_that_is_gone_misses_nothing(image: Image) -> None:
     for _ in range(2):
         segment = image.segment()

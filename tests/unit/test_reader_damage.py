@@ -2,9 +2,9 @@
 
 Method: hypothesis thinks of damage to a small closed queue (flipped bits, zeroed and copied bytes,
 truncation, files that change places or vanish). The reader looks first; then the core opens it,
-as the queue that it closed (control is trusted) or as a restored copy (control is rebuilt), and
-drains it. Both must name the same items. Hypothesis prints the damage of a failure and how to
-replay it.
+as the queue that it closed (control is trusted) or as a restored copy (control is rebuilt), the
+reader looks again, and the core drains it. All must name the same items. Hypothesis prints the
+damage of a failure and how to replay it.
 """
 
 from __future__ import annotations
@@ -141,8 +141,12 @@ def test_reader_and_core_agree(source: Path, harms: list[Harm], copied: bool) ->
             report = verify(path)
             with inspect(path) as view:
                 expected = [(record.seq, record.body) for record in view.items()]
+            with mpqueue.Queue(path, create=False) as queue:
+                lost_at_open = queue.stats().lost_items
+            opened = verify(path).counts
             found, lost = drain(path)
             assert found == expected
+            assert opened.damaged + opened.lost == lost - lost_at_open
             assert lost == report.counts.damaged + report.counts.lost
             assert verify(path).counts.depth == 0
         finally:
