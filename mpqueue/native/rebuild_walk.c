@@ -428,8 +428,11 @@ static mpq_status enter(struct rebuild *r, const struct mpq_generations *found, 
     if (ended == 0 || ended > first_seq)
         ended = first_seq;
     if (found->list[i] != MPQ_POSITION_GEN(r->floor_position) && ended > r->next) {
-        /* Their file is missing: a power cut takes no name away, so they count as promised. */
-        r->missing_head |= hole(r, true, ended) != 0 && r->last == 0;
+        /* Their file is missing: a power cut takes no name away, so they count as promised. But
+         * where the floor waits for this very segment to be made, they lay in its beginning. */
+        const bool here = r->last == 0 && r->floor_position == MPQ_POSITION(found->list[i] - 1, 0);
+        const bool owed = !here || promised(r, found->list[i], MPQ_SEGMENT_FIRST);
+        r->missing_head |= hole(r, owed, ended) != 0 && owed && r->last == 0;
         r->next = ended;
     }
     const bool settled = r->next > next && r->unsettled == unsettled;

@@ -3,9 +3,10 @@
  * usage: power FIRST_SEED RUNS STATES [verbose]
  *
  * A run makes a small queue under the shadow table, plays random operations of two producers and a
- * consumer, and stops at a random call. From the wreck it builds crash states: only what is
- * durable, then random mixtures of durable and live pages (or sectors) and names. Each is opened
- * under another boot id, sometimes crashed again inside recovery, then drained and compared:
+ * consumer, and stops at a random call or behind a random operation. From the wreck it builds crash
+ * states: only what is durable, then random mixtures of durable and live pages (or sectors) and
+ * names. Each is opened under another boot id, sometimes crashed again inside recovery, then
+ * drained and compared:
  *
  *   - what a put (sync, group) or a flush had returned for is delivered, unless its ack was asked
  * for;
@@ -152,6 +153,11 @@ static void begin(struct run *run)
         if (*handles[i] == NULL)
             fail(run, -1, error.message, status, 0);
     }
+}
+
+static void take_role(struct run *run)
+{
+    struct mpq_error error;
     if (mpq_consumer_open(run->home, &patient, &run->consumer, &error) != MPQ_OK)
         fail(run, -1, error.message, 0, 0);
 }
@@ -272,8 +278,7 @@ static void change_hands(struct run *run)
     for (uint32_t i = 0; i < run->oracle.items; i++)
         if (run->oracle.ack[i] == ASKED)
             run->oracle.ack[i] = DURABLE;
-    if (mpq_consumer_open(run->home, &patient, &run->consumer, &error) != MPQ_OK)
-        fail(run, -1, error.message, 0, 0);
+    take_role(run);
 }
 
 static void play(struct run *run)
@@ -281,10 +286,18 @@ static void play(struct run *run)
     struct mpq_error error;
     struct shadow *world = run->world;
     begin(run);
-    for (int i = 0; i < 400; i++) {
+    /* A consumer may come late, and what none or interval put before makes no call to crash at. */
+    const int consumer_at = (int)(shadow_random(world) % 2 * (shadow_random(world) % 100));
+    const int operations = 400 - (int)(shadow_random(world) % 2 * (shadow_random(world) % 400));
+    for (int i = 0; i < operations; i++) {
+        if (i == consumer_at)
+            take_role(run);
         struct mpq_queue *queue = run->producers[shadow_random(world) % 2];
         uint64_t choice = shadow_random(world) % 100;
         uint32_t items = run->oracle.items;
+        const bool alone = run->consumer == NULL;
+        if (alone && ((choice >= 55 && choice < 85) || (choice >= 90 && choice < 97)))
+            continue;
         if (choice < 45) {
             put_some(run, queue, 1);
         } else if (choice < 55) {
