@@ -32,7 +32,7 @@ NATIVE = HERE.parent.parent / "mpqueue" / "native"
 TIMEOUT_S = 600
 EVERYWHERE = ("internal.h",)  # files whose change compiles the whole core
 
-POWER = ("power", "1", "400", "6")
+POWER = ("power", "1", "1500", "6")
 ROT = ("rot", "1", "4000")
 NTH = ("nth", "msync")
 
@@ -232,6 +232,13 @@ BUGS = (
         "    if (meta->epoch != 0)\n"
         "        tail.next_seq = mpq_max64(tail.next_seq, meta->seq_mark);",
         "    tail.next_seq = mpq_max64(r->next, 1);",
+        POWER,
+    ),
+    Bug(
+        "what lay where the floor waits is owed",
+        "rebuild_walk.c",
+        "const bool owed = !here || promised(",
+        "const bool owed = true || promised(",
         POWER,
     ),
     Bug(
