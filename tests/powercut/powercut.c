@@ -32,36 +32,18 @@
 
 struct filesystem {
     const char *name, *type, *options;
-    uint32_t unit; /* store.h */
     uint64_t whole_from, whole_to; /* the superblock */
-    const char *repair[4]; /* run before the mount, like a boot does */
     const char *check[5]; /* run after the unmount: the filesystem is whole */
     uint32_t check_every;
 };
 
 static const struct filesystem kinds[] = {
-    {"ext4", "ext4", "", 512, 1024, 2048, {0}, {"e2fsck", "-fn", 0}, 20},
-    {"ext4-4k", "ext4", "", 512, 1024, 2048, {0}, {"e2fsck", "-fn", 0}, 20},
-    {"ext4-writeback", "ext4", "data=writeback", 512, 1024, 2048, {0}, {"e2fsck", "-fn", 0}, 20},
-    {"ext4-nojournal",
-     "ext4",
-     "",
-     1024,
-     1024,
-     2048,
-     {"e2fsck", "-fy", 0},
-     {"e2fsck", "-fn", 0},
-     20},
-    {"xfs", "xfs", "nouuid", 512, 0, 0, {0}, {"xfs_repair", "-n", 0}, 50},
-    {"btrfs",
-     "btrfs",
-     "nodiscard",
-     512,
-     65536,
-     69632,
-     {0},
-     {"btrfs", "check", "--readonly", 0},
-     50},
+    {"ext4", "ext4", "", 1024, 2048, {"e2fsck", "-fn", 0}, 20},
+    {"ext4-4k", "ext4", "", 1024, 2048, {"e2fsck", "-fn", 0}, 20},
+    {"ext4-writeback", "ext4", "data=writeback", 1024, 2048, {"e2fsck", "-fn", 0}, 20},
+    {"ext4-journal", "ext4", "data=journal", 1024, 2048, {"e2fsck", "-fn", 0}, 20},
+    {"xfs", "xfs", "nouuid", 0, 0, {"xfs_repair", "-n", 0}, 50},
+    {"btrfs", "btrfs", "nodiscard", 65536, 69632, {"btrfs", "check", "--readonly", 0}, 50},
 };
 
 struct point {
@@ -108,7 +90,6 @@ static void choose(struct world *world, size_t kind)
     world->kind = &kinds[kind];
     world->store->whole_from = kinds[kind].whole_from;
     world->store->whole_to = kinds[kind].whole_to;
-    world->store->unit = kinds[kind].unit;
 }
 
 /* ---- keeping and finding recordings */
@@ -342,11 +323,6 @@ static bool use(struct world *world, struct state *state, uint32_t level, uint32
     setenv("MPQ_BOOT_ID", boot, 1);
     memset(world->verdict, 0, sizeof *world->verdict);
     atomic_store(&world->session->count, 0);
-    if (world->kind->repair[0] != NULL) {
-        const int status = run_tool(world, world->kind->repair);
-        if (status > 3)
-            return complain(world, "the filesystem cannot be repaired", status);
-    }
     const int error =
         device_mount(&world->device, world->mounted, world->kind->type, world->kind->options);
     if (error != 0)

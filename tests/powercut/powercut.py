@@ -34,16 +34,13 @@ IMAGES = {
     "ext4": (48, ["mkfs.ext4", "-qF", "-E", "lazy_itable_init=0"]),
     "ext4-4k": (48, ["mkfs.ext4", "-qF", "-E", "lazy_itable_init=0", "-b", "4096"]),
     "ext4-writeback": (48, ["mkfs.ext4", "-qF", "-E", "lazy_itable_init=0"]),
-    "ext4-nojournal": (
-        48,
-        ["mkfs.ext4", "-qF", "-E", "lazy_itable_init=0", "-O", "^has_journal"],
-    ),
+    "ext4-journal": (48, ["mkfs.ext4", "-qF", "-E", "lazy_itable_init=0"]),
     "xfs": (300, ["mkfs.xfs", "-q", "-f"]),
     "btrfs": (128, ["mkfs.btrfs", "-q", "-f"]),
 }
 """Kind of filesystem: MiB, and the command that makes it in a file."""
 
-DEFAULT = ["ext4", "ext4-4k", "ext4-writeback", "ext4-nojournal"]
+DEFAULT = ["ext4", "ext4-4k", "ext4-writeback", "ext4-journal"]
 POLICIES = ["group", "sync", "interval", "none"]
 BITES = ["pending", "torn", "unpromised", "again", "acks", "verified", "fscked"]
 """What must have happened at least once in a run of some size: else it proves little."""

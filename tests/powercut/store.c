@@ -114,23 +114,23 @@ static void perhaps(struct store *store, const struct entry *entry, const struct
     bool keeps = cut->mode == ALL || (cut->mode == PREFIX && in_prefix);
     if (cut->mode == WRITES || cut->mode == TORN)
         keeps = mix(random) % 100 < cut->percent;
-    const bool in_units = cut->mode == UNITS || is_torn;
-    uint32_t units = 0, kept = 0;
+    const bool in_sectors = cut->mode == SECTORS || is_torn;
+    uint32_t sectors = 0, kept = 0;
     for (uint32_t at = 0, count; at < entry->bytes; at += count) {
         const uint64_t place = entry->offset + at;
-        const uint64_t left = entry->bytes - at, to_next = store->unit - place % store->unit;
+        const uint64_t left = entry->bytes - at, to_next = SECTOR - place % SECTOR;
         const bool decides = at == 0 || place <= store->whole_from || place >= store->whole_to;
         count = (uint32_t)(left < to_next ? left : to_next);
-        units++;
-        if (in_units && decides)
+        sectors++;
+        if (in_sectors && decides)
             keeps = mix(random) % 100 < (is_torn ? 50 : cut->percent);
         if (!keeps)
             continue;
         put(store, place, store->data + entry->data + at, count);
         kept++;
     }
-    figures->kept += kept == units;
-    figures->torn += kept != 0 && kept != units;
+    figures->kept += kept == sectors;
+    figures->torn += kept != 0 && kept != sectors;
 }
 
 struct cut_figures store_cut(struct store *store, const struct cut *cut)

@@ -37,7 +37,6 @@ struct store {
     /* The filesystem's own superblock, larger than a sector and not protected by it against
      * tearing: old or new as a whole, so that what is tested is above the filesystem. */
     uint64_t whole_from, whole_to;
-    uint32_t unit; /* bytes that a torn write keeps or loses together: 512, or a metadata block */
     uint8_t *disk, *data;
     uint8_t *before; /* old contents of changed pages, in the order of changed[] */
     uint32_t *changed; /* page numbers */
@@ -48,14 +47,16 @@ struct store {
 };
 
 /* What of the writes since the last flush got to the medium: all, none, the first ones, some, some
- * units of each, or some with one of them in part. */
-enum mode { ALL, NOTHING, PREFIX, WRITES, UNITS, TORN, MODES };
+ * sectors of each, or some with one of them in part. */
+enum mode { ALL, NOTHING, PREFIX, WRITES, SECTORS, TORN, MODES };
+
+#define SECTOR 512u /* bytes that a torn write keeps or loses together */
 
 struct cut {
     uint32_t from; /* first entry */
     uint32_t at; /* entries from..at-1 were received when the power went */
     enum mode mode;
-    uint32_t percent; /* of writes (WRITES, TORN) or units (UNITS) that persist */
+    uint32_t percent; /* of writes (WRITES, TORN) or sectors (SECTORS) that persist */
     uint64_t seed;
 };
 
