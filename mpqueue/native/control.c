@@ -148,7 +148,7 @@ void mpq_control_unmap(struct mpq_queue *queue)
 _Static_assert(offsetof(struct mpq_consumer_record, check) == 8 * (CONSUMER_WORDS - 1),
                "check follows the record's words");
 
-/* On the path of every claim and every ack: 15 rounds of a loop cost as much as the work in them. */
+/* On the path of every claim and ack: the rounds of a loop cost as much as the work in them. */
 #define UNROLLED _Pragma("GCC unroll 16")
 
 /* One flipped bit changes the sum: its weight is an odd multiple of a power of two. */

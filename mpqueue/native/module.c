@@ -433,6 +433,8 @@ static int module_clear(PyObject *module)
             Py_CLEAR(state->names[i][j]);
     Py_CLEAR(state->raise);
     Py_CLEAR(state->drop);
+    while (state->spares)
+        PyObject_Free(state->spare[--state->spares]);
     return 0;
 }
 

@@ -47,11 +47,15 @@ enum signature_index {
     SIGNATURES
 };
 
+#define SPARE_ITEMS 4
+
 struct state {
     PyObject *make_error; /* mpqueue.exceptions._from_native */
     PyTypeObject *queue_type, *consumer_type, *item_type, *typed_item_type, *view_type;
     PyObject *names[SIGNATURES][ARGUMENTS_MAX]; /* interned argument names */
     PyObject *raise, *drop; /* interned values of on_full */
+    PyObject *spare[SPARE_ITEMS]; /* memory of dead Items: a consumer makes one after the other */
+    unsigned spares;
 };
 
 /* The core's queue, shared by the Queue object and the roles opened on it. */
