@@ -160,6 +160,7 @@ struct mpq_queue {
     _Atomic uint32_t inflight; /* blocking calls inside */
     _Atomic uint32_t meetings; /* how often the header lock was met taken since it last yielded */
     bool published; /* something was published by this handle */
+    uint64_t stamp_ns, stamp_ticks; /* the wall clock at the last look, and the counter then */
     _Atomic uint64_t prepare_after_ns; /* preparing ahead failed: not again before this */
     struct mpq_stats last_stats;
 
