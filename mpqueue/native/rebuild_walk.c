@@ -482,8 +482,11 @@ mpq_status mpq_rebuild_walk(struct rebuild *r, const struct mpq_generations *fou
             status = enter(r, found, open, i, seen.header.seq, error);
             open = i;
             struct mpq_roll roll;
-            if (mpq_roll_read(r->queue, segment, &roll))
+            if (mpq_roll_read(r->queue, segment, &roll)) {
                 r->epoch = roll.epoch;
+                /* Seqs that a new epoch skipped were never issued. */
+                r->next = mpq_max64(r->next, mpq_min64(roll.base_seq, seen.header.seq));
+            }
             walk_segment(r, segment, offset);
         } else if (offset > MPQ_SEGMENT_FIRST) {
             walk_segment(r, segment, offset);

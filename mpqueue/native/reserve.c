@@ -111,14 +111,38 @@ static void mark_damaged(struct mpq_queue *queue, uint64_t generation)
         atomic_fetch_or(&entry->bytes, MPQ_RING_DAMAGED);
 }
 
-/* Books the seqs read_seq..next_seq - 1, which lay in from..to, as lost unless they were settled
- * before. The walk goes on at `to`. The first of them is settled last and keeps the floor until
- * then: who dies between two flips leaves the rest to be counted. */
-static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to, uint64_t next_seq,
-                       struct mpq_error *error)
+/* How many of the seqs first..upto - 1 the current epoch skipped: nobody ever had them. */
+static uint64_t skipped(const struct mpq_queue *queue, uint64_t first, uint64_t upto)
+{
+    const uint64_t from = mpq_max64(first, mpq_load(queue->control->epoch_previous_seq));
+    const uint64_t to = mpq_min64(upto, mpq_load(queue->control->epoch_first_seq));
+    return to > from ? to - from : 0;
+}
+
+/* The first seq that can have lain at `from`: where an epoch begins, the walk before ended below
+ * it. What the segments before held was booked before this one was entered. */
+static uint64_t first_seq_at(struct mpq_consumer *consumer, uint64_t from)
 {
     struct mpq_queue *queue = consumer->queue;
+    const struct mpq_segment *segment = consumer->segment;
     const uint64_t first = consumer->read_seq;
+    struct mpq_roll roll;
+    if (MPQ_POSITION_OFF(from) == MPQ_SEGMENT_FIRST && segment != NULL &&
+        segment->generation == MPQ_POSITION_GEN(from) && mpq_roll_read(queue, segment, &roll) &&
+        roll.base_seq > first)
+        return roll.base_seq;
+    if (skipped(queue, first, first + 1) != 0)
+        return mpq_load(queue->control->epoch_first_seq);
+    return first;
+}
+
+/* Books the seqs first..next_seq - 1, which lay in from..to, as lost unless they were settled
+ * before or never issued. The walk goes on at `to`. The first of them is settled last and keeps the
+ * floor until then: who dies between two flips leaves the rest to be counted. */
+static mpq_status lose(struct mpq_consumer *consumer, uint64_t first, uint64_t from, uint64_t to,
+                       uint64_t next_seq, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
     const uint64_t extent = MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0;
     if (next_seq > first && window_blocks(consumer, next_seq - 1))
         return MPQ_EMPTY;
@@ -132,7 +156,7 @@ static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to
         mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_LOST);
         uint64_t seq = first + 1;
         for (; seq < next_seq && mpq_in_window(consumer, seq); seq++) {
-            if (mpq_acked(queue, seq))
+            if (mpq_acked(queue, seq) || skipped(queue, seq, seq + 1) != 0)
                 continue;
             lost++;
             mpq_settle(consumer, seq, !first_lost && lost == 1 ? extent : 0, MPQ_SETTLE_LOST);
@@ -141,9 +165,11 @@ static mpq_status lose(struct mpq_consumer *consumer, uint64_t from, uint64_t to
             lost++;
             mpq_settle(consumer, first, extent, MPQ_SETTLE_LOST);
         }
-        lost += next_seq - seq; /* no bit of the window is theirs: they go with the last flip */
-        consumer->record.totals.settled_items += next_seq - seq;
-        consumer->record.totals.lost_items += next_seq - seq;
+        /* No bit of the window is theirs: they go with the last flip. */
+        const uint64_t beyond = next_seq - seq - skipped(queue, seq, next_seq);
+        lost += beyond;
+        consumer->record.totals.settled_items += beyond;
+        consumer->record.totals.lost_items += beyond;
         mpq_entry_of(consumer, first)->state = MPQ_ENTRY_SETTLED;
         consumer->read_seq = next_seq;
     }
@@ -221,7 +247,7 @@ static mpq_status cross_damage(struct mpq_consumer *consumer, struct mpq_segment
     if (segment != NULL)
         mpq_quarantine(queue, segment, offset,
                        found != 0 ? found : mpq_min64(limit, segment->bytes));
-    return lose(consumer, from, to, next_seq, error);
+    return lose(consumer, first_seq_at(consumer, from), from, to, next_seq, error);
 }
 
 /* ---- the walk */
@@ -285,11 +311,9 @@ static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
     if (MPQ_LIKELY(mpq_body_holds(queue, out->segment, out->offset, header)))
         return STEP_ITEM;
     mpq_quarantine(queue, out->segment, out->offset, out->offset + out->seen.extent);
-    if (!consumer->peeking)
-        consumer->read_seq = header->seq;
     mpq_status status =
-        lose(consumer, consumer->read_position, consumer->read_position + (out->seen.extent >> 5),
-             header->seq + 1, error);
+        lose(consumer, header->seq, consumer->read_position,
+             consumer->read_position + (out->seen.extent >> 5), header->seq + 1, error);
     return status == MPQ_OK ? STEP_ON : stop(out, status);
 }
 

@@ -159,3 +159,35 @@ def test_the_queue_is_large_enough(source: Path) -> None:
     assert len(list(source.glob("segment-*"))) >= SEGMENTS
     assert layout.SEGMENT_FIRST < 64 * 1024
     assert verify(source).counts.ready == 55
+
+
+@pytest.mark.parametrize("place", [10, 60], ids=["header", "body"])
+@pytest.mark.parametrize("durability", ["none", "group"])
+def test_damage_where_an_epoch_begins_costs_that_item_alone(
+    spool: Path, durability: str, place: int
+) -> None:
+    """The seqs that the epoch skipped, a million of them, are nobody's, and nothing waits for them:
+    a consumer used to book them as lost, or to stand still before them for ever."""
+    with mpqueue.Queue(spool, durability=durability, **SMALL) as queue:
+        queue.put(b"before")
+    (spool / "control").unlink()
+    with mpqueue.Queue(spool, create=False) as queue:
+        for number in range(3):
+            queue.put(b"%d" % number * 100)
+    last = max(spool.glob("segment-*"))
+    data = bytearray(last.read_bytes())
+    at = layout.SEGMENT_FIRST + place
+    data[at : at + 20] = b"\xff" * 20
+    last.write_bytes(data)
+    assert verify(spool).counts.lost + verify(spool).counts.damaged == 1
+    with (
+        mpqueue.Queue(spool, create=False) as queue,
+        queue.consumer(on_loss=lambda _: None) as consumer,
+    ):
+        bodies = []
+        while (item := consumer.reserve(0)) is not None:
+            bodies.append(bytes(item.body)[:6])
+            item.ack()
+        assert bodies == [b"before", b"1" * 6, b"2" * 6]
+        stats = queue.stats()
+        assert (stats.depth, stats.lost_items, stats.items_settled) == (0, 1, 4)
