@@ -87,15 +87,18 @@ static void follow_batch(struct rebuild *r, struct mpq_segment *segment, uint64_
 {
     const uint16_t flags = seen->header.flags;
     const uint64_t seq = seen->header.seq;
-    const bool member = item && (flags & MPQ_FLAG_BATCH) != 0;
+    const bool part = (flags & MPQ_FLAG_BATCH) != 0;
     const bool first = (flags & MPQ_FLAG_BATCH_FIRST) != 0;
-    const bool goes_on = member && !first && seq == r->batch_seq;
+    const bool follows = part && !first && seq == r->batch_seq;
+    const bool whole =
+        part && !first && ((follows && r->batch_whole) || settled_before(r, seq - 1));
+    const bool goes_on = follows && (item || whole);
     if (!goes_on) {
         drop_batch(r, segment);
-        r->batch_whole = member && !first && settled_before(r, seq - 1);
+        r->batch_whole = whole;
     }
     r->batch_seq = 0;
-    if (!member)
+    if (!part || !(item || whole))
         return;
     if (settled_before(r, seq)) {
         r->batch_whole = true;
@@ -448,13 +451,15 @@ static mpq_status enter(struct rebuild *r, const struct mpq_generations *found, 
     return status;
 }
 
-/* Does the segment hold an item? One whose header one flipped bit spoils counts. */
+/* Does the segment hold an item? One whose header one flipped bit spoils counts, and so does the
+ * first one if it was promised, whatever became of its body: its loss must be told. */
 static bool binds(struct rebuild *r, struct mpq_segment *segment, uint64_t offset,
                   struct mpq_seen *seen)
 {
     if (mpq_frame_see(r->queue, segment, offset, r->next, seen) == MPQ_SEE_FRAME &&
         seen->code != MPQ_PAD && seen->code != MPQ_GAP &&
-        mpq_body_holds(r->queue, segment, offset, &seen->header))
+        ((promised(r, segment->generation, offset) && seen->code != MPQ_CLAIMED) ||
+         mpq_body_holds(r->queue, segment, offset, &seen->header)))
         return true;
     return mpq_frame_scan(r->queue, segment, offset, UINT64_MAX, r->next, false, seen) != 0;
 }
