@@ -372,6 +372,14 @@ static uint64_t walk_ended(struct rebuild *r, struct mpq_segment *to)
     return to != NULL && mpq_roll_read(r->queue, to, &roll) ? roll.previous_seq : 0;
 }
 
+/* Seqs that a new epoch skipped were never issued. */
+static void skip_to_base(struct rebuild *r, struct mpq_segment *segment, uint64_t first_seq)
+{
+    struct mpq_roll roll;
+    if (mpq_roll_read(r->queue, segment, &roll) && r->next >= roll.previous_seq)
+        r->next = mpq_max64(r->next, mpq_min64(roll.base_seq, first_seq));
+}
+
 /* Segment `to` holds an item, so its roll record binds: closes those before it that are open. What
  * lay in missing files between them is left to the caller. */
 static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *found, uint32_t from,
@@ -382,6 +390,7 @@ static mpq_status close_up_to(struct rebuild *r, const struct mpq_generations *f
         struct mpq_segment *segment = mpq_rebuild_map(r, found->list[i], &status, error);
         if (segment == NULL)
             continue;
+        skip_to_base(r, segment, first_seq);
         uint64_t upto = r->next;
         if (found->list[i + 1] == found->list[i] + 1) {
             struct mpq_segment *after = mpq_rebuild_map(r, found->list[i + 1], &status, error);
@@ -487,11 +496,9 @@ mpq_status mpq_rebuild_walk(struct rebuild *r, const struct mpq_generations *fou
             status = enter(r, found, open, i, seen.header.seq, error);
             open = i;
             struct mpq_roll roll;
-            if (mpq_roll_read(r->queue, segment, &roll)) {
+            if (mpq_roll_read(r->queue, segment, &roll))
                 r->epoch = roll.epoch;
-                /* Seqs that a new epoch skipped were never issued. */
-                r->next = mpq_max64(r->next, mpq_min64(roll.base_seq, seen.header.seq));
-            }
+            skip_to_base(r, segment, seen.header.seq);
             walk_segment(r, segment, offset);
         } else if (offset > MPQ_SEGMENT_FIRST) {
             walk_segment(r, segment, offset);
