@@ -69,6 +69,7 @@ SEGMENT_ROLL_A: Final = 8192
 SEGMENT_ROLL_B: Final = 12288
 SEGMENT_FIRST: Final = 16384
 POSITION_BITS: Final = 27
+GENERATION_BLOCK: Final = 1024
 
 DURABILITY_NAMES: Final = ("none", "interval", "group", "sync")
 STAGE_NAMES: Final = ("", "segment", "cursor", "meta", "directory")

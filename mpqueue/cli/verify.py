@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
             ("gaps", counts.gaps),
             ("damaged", counts.damaged),
             ("lost", counts.lost),
+            ("torn, never promised", counts.torn),
             ("acked above floor", counts.settled),
             ("segments", len(report.segments)),
         ]

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Self
 from mpqueue import layout
 from mpqueue.reader.acks import Acks
 from mpqueue.reader.control import Control, Liveness, Member, members, read_control
+from mpqueue.reader.evidence import read_evidence
 from mpqueue.reader.files import Cursor, Finding, Meta, read_cursor, read_meta, xxh64
+from mpqueue.reader.frame import CLAIMED, DAMAGED, GAP, ITEM, LOST, TORN, Frame, Source
 from mpqueue.reader.segment import open_segment
-from mpqueue.reader.walk import CLAIMED, DAMAGED, GAP, ITEM, LOST, Frame, Source, Walk
+from mpqueue.reader.walk import Walk
 
 
 class Record(NamedTuple):
@@ -42,6 +44,8 @@ class Counts(NamedTuple):
 
     `depth` counts every seq that is not settled: `ready` items, `gaps`, `claimed` ones that are
     being written, `damaged` and `lost` ones. `settled` counts seqs above the floor.
+    `torn` ones were above the durable watermark when the power went and had not been promised: the
+    next open drops them, and they are not in `depth`.
     """
 
     ready: int
@@ -49,6 +53,7 @@ class Counts(NamedTuple):
     claimed: int
     damaged: int
     lost: int
+    torn: int
     settled: int
     depth: int
     backlog_bytes: int
@@ -86,7 +91,15 @@ class Inspection:
         trusted = self.control if self.control is not None and self.control.current else None
         self.acks = Acks(trusted, self.cursor)
         self.unreadable = 0
-        self.source = Source(self.path, self.meta, self.cursor, trusted, self._liveness, self.acks)
+        self.source = Source(
+            directory=self.path,
+            meta=self.meta,
+            cursor=self.cursor,
+            control=trusted,
+            liveness=self._liveness,
+            acks=self.acks,
+            evidence=read_evidence(self.control, self.meta),
+        )
 
     def __enter__(self) -> Self:
         """Returns itself."""
@@ -231,7 +244,7 @@ class Tally:
     def __init__(self, acks: Acks) -> None:
         """Starts at nothing."""
         self._acks = acks
-        self._owed = dict.fromkeys((ITEM, GAP, CLAIMED, DAMAGED, LOST), 0)
+        self._owed = dict.fromkeys((ITEM, GAP, CLAIMED, DAMAGED, LOST, TORN), 0)
         self.backlog_bytes = 0
         self.settled = 0
         self.epoch = 0
@@ -242,7 +255,7 @@ class Tally:
         owed = unsettled(frame, self._acks)
         if owed:
             self._owed[frame.kind] += owed
-            self.backlog_bytes += frame.extent
+            self.backlog_bytes += frame.extent if frame.kind != TORN else 0
         else:
             self.settled += frame.span
         return owed
@@ -271,8 +284,9 @@ class Tally:
             claimed=owed[CLAIMED],
             damaged=owed[DAMAGED],
             lost=owed[LOST],
+            torn=owed[TORN],
             settled=settled,
-            depth=sum(owed.values()),
+            depth=sum(owed.values()) - owed[TORN],
             backlog_bytes=self.backlog_bytes,
         )
 

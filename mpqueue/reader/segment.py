@@ -55,8 +55,9 @@ class SegmentFile:
         self.size = os.fstat(self._descriptor).st_size
         self._start = 0
         self._data = b""
-        head = self.read(0, layout.SEGMENT_FIRST)
+        head = self._pread(0, layout.SEGMENT_FIRST)
         self.findings: list[Finding] = []
+        self.whole = False  # it is as long as its header says
         self.valid = self._read_static(head, meta)
         self.roll = self._read_roll(head, meta)
 
@@ -113,6 +114,7 @@ class SegmentFile:
             self.findings.append(
                 Finding("warning", self.name, offset, -1, f"static header {letter} is damaged")
             )
+        self.whole = stated is not None and stated <= self.size
         if stated is not None and stated != self.size:
             text = f"is {self.size} bytes long, its header says {stated}"
             if stated < self.size:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from mpqueue import layout
 from mpqueue.reader.acks import Acks
 from mpqueue.reader.files import Finding
+from mpqueue.reader.frame import DAMAGED, GAP, LOST, TORN, Frame
 from mpqueue.reader.inspect import Counts, Inspection, Tally, unsettled
 from mpqueue.reader.segment import SEGMENT_NAME, list_segments, open_segment
-from mpqueue.reader.walk import DAMAGED, GAP, LOST, Frame, Walk
+from mpqueue.reader.walk import Walk
 
 # What may lie in a queue directory besides segments.
 _KNOWN = {"meta", "control", "cursor", "corrupt", "dead"}
@@ -34,6 +35,7 @@ class SegmentCount(NamedTuple):
     gaps: int
     damaged: int
     lost: int
+    torn: int
     backlog_bytes: int
 
 
@@ -88,7 +90,7 @@ def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool
                 generation = frame.generation
                 tally = tallies.setdefault(generation, Tally(inspection.acks))
             owed = tally.add(frame)
-            if frame.kind in (DAMAGED, LOST, GAP):
+            if frame.kind in (DAMAGED, LOST, TORN, GAP):
                 bad.append((frame, owed))
         for summary in walk.segments:
             findings += summary.findings
@@ -134,7 +136,7 @@ def _frame_finding(frame: Frame, owed: int, absent: Mapping[int, int]) -> list[F
             "accepted, and the consumer will pass it"
         )
         return [Finding("note", name, frame.offset, frame.seq, text)]
-    if frame.kind == DAMAGED:
+    if frame.kind == DAMAGED or (frame.kind == TORN and frame.length):
         text = f"the body of item {frame.seq} ({frame.length} bytes) fails its hash"
     elif frame.kind == LOST and (first := _next_absent(frame, absent)):
         name = layout.segment_name(first)
@@ -148,6 +150,12 @@ def _frame_finding(frame: Frame, owed: int, absent: Mapping[int, int]) -> list[F
         text = f"{items} are gone: the file that held them is missing or short"
     if not owed:
         return [Finding("note", name, frame.offset, frame.seq, text + "; they were settled before")]
+    if frame.kind == TORN:
+        text += (
+            f"; {owed} were above the durable watermark when the power went and had not been "
+            "promised; the next open counts them as torn"
+        )
+        return [Finding("note", name, frame.offset, frame.seq, text)]
     text += (
         f"; {owed} lost, the consumer will report it once and go on; 'mpqueue repair' settles it "
         "now and saves the bytes"
@@ -261,6 +269,7 @@ def _per_segment(walk: Walk, tallies: Mapping[int, Tally], acks: Acks) -> tuple[
                 gaps=counts.gaps,
                 damaged=counts.damaged,
                 lost=counts.lost,
+                torn=counts.torn,
                 backlog_bytes=counts.backlog_bytes,
             )
         )

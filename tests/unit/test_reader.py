@@ -404,7 +404,8 @@ def test_an_incomplete_batch_counts_only_below_the_watermark(image: Image) -> No
     segment.put(b"c", flags=LAST)
     image.write()
     report = verify(image.path)
-    assert (report.counts.ready, report.counts.gaps, report.damage) == (0, 3, False)
+    assert (report.counts.ready, report.counts.gaps, report.damage) == (0, 2, False)
+    assert (report.counts.torn, report.counts.depth) == (1, 2)
     image.durable_position = segment.end
     image.write()
     report = verify(image.path)
@@ -536,9 +537,9 @@ def test_an_item_inside_the_leftover_of_a_killed_claim_wins(image: Image) -> Non
 def test_a_torn_batch_that_was_acked_in_part_had_been_whole(image: Image) -> None:
     segment = image.segment()
     segment.put(b"a", flags=FIRST)
-    segment.put(b"b", flags=MIDDLE, good_body=False)
+    torn = segment.put(b"b", flags=MIDDLE, good_body=False)
     segment.put(b"c", flags=LAST)
-    image.floor = 2
+    image.floor, image.floor_position = 2, layout.position(1, torn)
     image.write()
     assert seqs(image.path) == [3]
 
