@@ -8,7 +8,7 @@
 
 bool mpq_acked(const struct mpq_queue *queue, uint64_t seq)
 {
-    const struct mpq_window_word *word = &queue->window[(seq >> 5) % queue->window_words];
+    const struct mpq_window_word *word = mpq_word_of(queue, seq);
     uint64_t value = mpq_load(word->value);
     return value == ~mpq_load(word->complement) && value >> 32 == ((seq >> 5) & 0xFFFFFFFFu) &&
            (value >> (seq & 31) & 1) != 0;
@@ -86,16 +86,15 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
 {
     struct mpq_queue *queue = consumer->queue;
     struct mpq_consumer_now *record = &consumer->record;
-    const uint64_t index = (seq >> 5) % queue->window_words;
     const uint64_t tag = (seq >> 5) << 32;
     if (consumer->record_open && (record->word_value & ~0xFFFFFFFFULL) != tag)
         mpq_settle_commit(consumer);
     if (!consumer->record_open) {
-        const struct mpq_window_word *word = &queue->window[index];
+        const struct mpq_window_word *word = mpq_word_of(queue, seq);
         uint64_t value = mpq_load(word->value);
         if (value != ~mpq_load(word->complement) || (value & ~0xFFFFFFFFULL) != tag)
             value = tag;
-        record->word_index = index;
+        record->word_index = mpq_place_of(queue, seq) >> 5;
         record->word_value = value;
         consumer->record_open = true;
     }

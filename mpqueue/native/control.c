@@ -127,6 +127,8 @@ mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes, stru
     queue->window = (void *)(base + at.window);
     queue->attempts = (void *)(base + at.attempts);
     queue->window_words = queue->created.ack_window / 32;
+    const uint64_t window = queue->created.ack_window;
+    queue->window_mask = (window & (window - 1)) == 0 ? window - 1 : 0;
     mpq_guard_watch(queue);
     queue->identity = control->identity_hash;
     return MPQ_OK;

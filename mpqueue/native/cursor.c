@@ -114,7 +114,7 @@ static void fill_bitmap(const struct mpq_queue *queue, uint64_t floor, uint32_t 
 {
     const uint64_t first = floor >> 5;
     for (uint32_t i = 0; i < queue->window_words; i++) {
-        const struct mpq_window_word *word = &queue->window[(first + i) % queue->window_words];
+        const struct mpq_window_word *word = mpq_word_of(queue, (first + i) << 5);
         uint64_t value = mpq_load(word->value);
         bool counts =
             value == ~mpq_load(word->complement) && value >> 32 == ((first + i) & 0xFFFFFFFFu);

@@ -139,6 +139,7 @@ struct mpq_queue {
     struct mpq_window_word *window;
     _Atomic uint64_t *attempts;
     uint32_t window_words;
+    uint64_t window_mask; /* ack_window - 1 where that is a power of two, else 0 */
     uint64_t segment_size;
     struct mpq_options created; /* from meta: what cannot change */
 
@@ -185,6 +186,18 @@ static inline void mpq_guarded_unlock(struct mpq_queue *queue)
 void mpq_guard_watch(struct mpq_queue *queue);
 void mpq_guard_unwatch(struct mpq_queue *queue);
 mpq_status mpq_vanished(struct mpq_queue *queue, struct mpq_error *error);
+
+/* The place of a seq in window and attempts. A division costs as much as a locked instruction, and
+ * an item needs three. */
+static inline uint64_t mpq_place_of(const struct mpq_queue *queue, uint64_t seq)
+{
+    return MPQ_LIKELY(queue->window_mask != 0) ? seq & queue->window_mask
+                                               : seq % ((uint64_t)queue->window_words * 32);
+}
+static inline struct mpq_window_word *mpq_word_of(const struct mpq_queue *queue, uint64_t seq)
+{
+    return &queue->window[mpq_place_of(queue, seq) >> 5];
+}
 
 /* ---- member.c */
 /* 0 = taken, 1 = somebody holds it, -1 = errno. ESTALE: meta was replaced. */

@@ -71,7 +71,7 @@ static void restore_window(struct rebuild *r)
     const uint32_t *bitmap = (const void *)(r->slots[0] + MPQ_CURSOR_HEADER);
     const uint64_t first = head->floor >> 5;
     for (uint32_t i = 0; r->valid != 0 && i < queue->window_words; i++) {
-        struct mpq_window_word *word = &queue->window[(first + i) % queue->window_words];
+        struct mpq_window_word *word = mpq_word_of(queue, (first + i) << 5);
         uint64_t value = (first + i) << 32 | bitmap[i];
         mpq_store(word->value, value);
         mpq_store(word->complement, ~value);
@@ -79,7 +79,7 @@ static void restore_window(struct rebuild *r)
     const struct mpq_cursor_attempt *attempts =
         (const void *)(r->slots[0] + MPQ_CURSOR_HEADER + queue->created.ack_window / 8);
     for (uint32_t i = 0; i < head->attempts_count; i++)
-        mpq_store(queue->attempts[attempts[i].seq % queue->created.ack_window],
+        mpq_store(queue->attempts[mpq_place_of(queue, attempts[i].seq)],
                   (attempts[i].seq & ((1ULL << 48) - 1)) << 16 |
                       mpq_min64(attempts[i].attempts, 0xFFFF));
 }

@@ -451,7 +451,7 @@ static bool remember_retried(struct mpq_consumer *consumer, uint64_t seq)
 
 uint32_t mpq_attempts_of(const struct mpq_queue *queue, uint64_t seq)
 {
-    uint64_t now = mpq_load(queue->attempts[seq % ((uint64_t)queue->window_words * 32)]);
+    uint64_t now = mpq_load(queue->attempts[mpq_place_of(queue, seq)]);
     return now >> 16 == ATTEMPT_SEQ(seq) ? (uint32_t)(now & 0xFFFF) : 0;
 }
 
@@ -468,7 +468,7 @@ bool mpq_attempts_recall(struct mpq_consumer *consumer)
 static uint32_t count_attempt(struct mpq_consumer *consumer, uint64_t seq)
 {
     struct mpq_queue *queue = consumer->queue;
-    _Atomic uint64_t *slot = &queue->attempts[seq % ((uint64_t)queue->window_words * 32)];
+    _Atomic uint64_t *slot = &queue->attempts[mpq_place_of(queue, seq)];
     uint32_t attempts = mpq_attempts_of(queue, seq);
     if (attempts < 0xFFFF)
         attempts++;
