@@ -77,7 +77,7 @@ void mpq_settle_commit(struct mpq_consumer *consumer)
         atomic_thread_fence(memory_order_seq_cst); /* the flip before the look at the flag */
         mpq_wake(queue, &control->space_event, &control->space_waiting);
     }
-    if (consumer->blocked_on_window)
+    if (consumer->blocked_on_window || (mpq_load(control->sealed) != 0 && mpq_drained(consumer)))
         mpq_wake(queue, &control->items_event, &control->items_waiting);
     mpq_helper_poke(consumer);
 }
@@ -219,20 +219,40 @@ static mpq_status give_back(struct mpq_consumer *consumer, struct mpq_entry *ent
     return MPQ_OK;
 }
 
-mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
-                    struct mpq_error *error)
+/* For reserves that wait in other threads of this process, and the bell. */
+static void wake_reserves(struct mpq_consumer *consumer)
+{
+    struct mpq_control *control = consumer->queue->control;
+    mpq_wake(consumer->queue, &control->items_event, &control->items_waiting);
+}
+
+static mpq_status return_one(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                             bool unseen, struct mpq_error *error)
 {
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
     if (entry->seq == seq && entry->state == MPQ_ENTRY_OUT && entry->token == (uint32_t)token) {
         status = give_back(consumer, entry, error);
-        mpq_wake(consumer->queue, &consumer->queue->control->items_event,
-                 &consumer->queue->control->items_waiting);
+        if (status == MPQ_OK && unseen)
+            mpq_attempt_undo(consumer, seq);
+        wake_reserves(consumer);
     } else {
         status = MPQ_STALE;
     }
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
     return status == MPQ_STALE ? stale(consumer, seq, error) : status;
+}
+
+mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                    struct mpq_error *error)
+{
+    return return_one(consumer, seq, token, false, error);
+}
+
+mpq_status mpq_unreserve(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                         struct mpq_error *error)
+{
+    return return_one(consumer, seq, token, true, error);
 }
 
 bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token)
@@ -264,6 +284,8 @@ mpq_status mpq_rewind(struct mpq_consumer *consumer, uint64_t *items, uint64_t *
             break;
         at = entry->next;
     }
+    if (*items != 0)
+        wake_reserves(consumer);
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
     return status;
 }

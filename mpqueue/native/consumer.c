@@ -150,7 +150,9 @@ static void discard(struct mpq_consumer *consumer)
     mpq_io *io = consumer->queue->io;
     if (consumer->cursor_fd >= 0)
         io->close(io, consumer->cursor_fd);
-    consumer->cursor_fd = -1;
+    if (consumer->bell_fd >= 0)
+        io->close(io, consumer->bell_fd);
+    consumer->cursor_fd = consumer->bell_fd = -1;
     let_go(consumer);
     io->free(io, consumer->entries);
     io->free(io, consumer->again);
@@ -191,7 +193,7 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         table *= 2;
     if (consumer != NULL) {
         consumer->queue = queue;
-        consumer->cursor_fd = -1;
+        consumer->cursor_fd = consumer->bell_fd = -1;
         consumer->entry_mask = table - 1;
         consumer->entries = io->alloc(io, table * sizeof *consumer->entries);
         consumer->cursor_bytes = MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window);
@@ -247,6 +249,7 @@ mpq_status mpq_consumer_open(struct mpq_queue *queue, const struct mpq_call *cal
 static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
+    mpq_bell_stop(consumer);
     mpq_helper_stop(consumer);
     mpq_status status = MPQ_OK;
     if (mpq_load(queue->control->poison_errno) == 0)

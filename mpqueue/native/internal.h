@@ -455,7 +455,7 @@ uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after);
 void mpq_flush_if_due(struct mpq_queue *queue);
 bool mpq_visible_is_durable(const struct mpq_queue *queue);
 
-/* ---- consumer.c, reserve.c, ack.c, cursor.c, reclaim.c */
+/* ---- consumer.c, reserve.c, ack.c, cursor.c, bell.c, reclaim.c */
 enum mpq_entry_state {
     MPQ_ENTRY_NONE,
     MPQ_ENTRY_OUT,
@@ -503,7 +503,7 @@ struct mpq_consumer {
     uint64_t claimed_at; /* read position above which the watch saw a live claim */
     uint32_t idle_slices; /* of reserve_wait without progress */
     bool peeking; /* look, book nothing */
-    bool tell; /* `untold` was booked and is still to be told */
+    bool tell; /* `untold` happened, and is booked if it is a loss; it is still to be told */
     struct mpq_error untold;
 
     /* cursor */
@@ -524,12 +524,20 @@ struct mpq_consumer {
     bool helper_asleep;
     _Atomic uint32_t helper_event; /* moves when there is work; what the helper sleeps on */
     uint64_t reclaimed; /* generations below it were freed by this consumer */
+
+    /* bell.c */
+    pthread_t bell;
+    int bell_fd; /* -1 until it is asked for; then open as long as the consumer is allocated */
+    bool bell_made, bell_armed;
+    _Atomic uint32_t bell_event; /* moves when it is armed or stopped; the idle thread's word */
 };
 
 /* consumer->mutex held in all of these */
 bool mpq_acked(const struct mpq_queue *queue, uint64_t seq);
 /* Hand-outs so far, as control counts them. */
 uint32_t mpq_attempts_of(const struct mpq_queue *queue, uint64_t seq);
+/* The newest hand-out of seq does not count: nobody has seen it. */
+void mpq_attempt_undo(struct mpq_consumer *consumer, uint64_t seq);
 /* A new consumer's list of what was handed out more than once before it. False: out of memory. */
 bool mpq_attempts_recall(struct mpq_consumer *consumer);
 enum mpq_settle { MPQ_SETTLE_ACK, MPQ_SETTLE_GAP, MPQ_SETTLE_LOST, MPQ_SETTLE_SKIP };
@@ -558,6 +566,8 @@ uint64_t mpq_visible_limit(const struct mpq_queue *queue);
 /* watch.c: nobody alive will settle or flush the frame above the watermark where the walk stands.
  * Without `map`, also true when that cannot be told from what is mapped. */
 bool mpq_head_orphaned(struct mpq_consumer *consumer, bool map);
+/* Sealed, and nothing is left or out. */
+bool mpq_drained(const struct mpq_consumer *consumer);
 /* Entry of the consumer's calls: refuses a closed one and one of the parent's. */
 mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *error);
 /* ... and counts the call in, so that closing the handle waits for it; mpq_exit counts it out. */
@@ -602,6 +612,10 @@ mpq_status mpq_cursor_attach(struct mpq_consumer *consumer, struct mpq_error *er
 /* Under consumer->mutex: tells the helper that acks wait for the disk. */
 void mpq_helper_poke(struct mpq_consumer *consumer);
 void mpq_helper_stop(struct mpq_consumer *consumer);
+/* bell.c: a look found nothing; consumer->mutex held. */
+void mpq_bell_arm(struct mpq_consumer *consumer);
+/* nothing held */
+void mpq_bell_stop(struct mpq_consumer *consumer);
 /* reclaim.c: nothing held; frees what both cursor slots have passed. */
 void mpq_reclaim(struct mpq_consumer *consumer, bool pressed);
 /* Saves bytes of a damaged extent in corrupt/; best effort, bounded, counted. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -328,6 +329,25 @@ static void sys_pause(mpq_io *io, uint64_t ns)
     (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
 }
 
+static int sys_event_make(mpq_io *io)
+{
+    (void)io;
+    return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
+
+static int sys_event_set(mpq_io *io, int fd)
+{
+    (void)io;
+    return eventfd_write(fd, 1);
+}
+
+static int sys_event_clear(mpq_io *io, int fd)
+{
+    (void)io;
+    eventfd_t count;
+    return eventfd_read(fd, &count);
+}
+
 static int sys_boot_id(mpq_io *io, char out[40])
 {
     memset(out, 0, 40);
@@ -412,6 +432,9 @@ const struct mpq_io mpq_io_system = {
     .sem_wait = sys_sem_wait,
     .sem_post = sys_sem_post,
     .pause = sys_pause,
+    .event_make = sys_event_make,
+    .event_set = sys_event_set,
+    .event_clear = sys_event_clear,
     .monotonic_ns = sys_monotonic_ns,
     .wall_ns = sys_wall_ns,
     .boot_id = sys_boot_id,

@@ -57,6 +57,10 @@ struct mpq_io {
     int (*sem_wait)(mpq_io *io, void *sem, uint64_t timeout_ns);
     int (*sem_post)(mpq_io *io, void *sem); /* only when nobody has posted already */
     void (*pause)(mpq_io *io, uint64_t ns);
+    /* a descriptor that is readable while it is set: an eventfd; neither call waits */
+    int (*event_make)(mpq_io *io);
+    int (*event_set)(mpq_io *io, int fd);
+    int (*event_clear)(mpq_io *io, int fd);
     /* the rest */
     uint64_t (*monotonic_ns)(mpq_io *io);
     uint64_t (*wall_ns)(mpq_io *io);

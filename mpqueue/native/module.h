@@ -168,6 +168,9 @@ PyObject *queue_put_many(PyObject *object, PyObject *const *args, Py_ssize_t nar
 /* put_many of what is encoded already. */
 PyObject *queue_put_encoded(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
                             PyObject *kwnames);
+/* A put in its two parts, for event loops; the first takes what is encoded already. */
+PyObject *queue_claim(PyObject *object, PyObject *args);
+PyObject *queue_await_flush(PyObject *object, PyObject *number);
 
 /* ---- module_headers.c: the user's headers as an extension entry, and back */
 
@@ -177,15 +180,21 @@ PyObject *headers_decode(const uint8_t *ext, size_t ext_length);
 /* The value of the first entry of a type, or NULL. */
 const uint8_t *extension_find(const uint8_t *ext, size_t ext_length, unsigned type, size_t *length);
 
+/* ---- module_role.c */
+
+void role_drop(struct role *role);
+/* MPQ_CLOSED, with *error filled unless it is NULL, once close began; else MPQ_OK. */
+mpq_status role_check(const struct role *role, struct mpq_error *error);
+/* The role while it may be used, else NULL with Closed set. */
+struct role *role_of(struct consumer_object *consumer);
+PyObject *consumer_fileno(PyObject *object, PyObject *ignored);
+
 /* ---- module_consumer.c, module_item.c */
 
 extern PyType_Spec consumer_spec;
 extern PyType_Spec item_spec;
 extern PyType_Spec typed_item_spec;
 extern PyType_Spec view_spec;
-void role_drop(struct role *role);
-/* MPQ_CLOSED, with *error filled unless it is NULL, once close began; else MPQ_OK. */
-mpq_status role_check(const struct role *role, struct mpq_error *error);
 /* Wraps what the core handed out and takes over item->segment, also when it fails: then the item
  * is ready again. A peeked item is settled from the start and never a view. */
 PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked);

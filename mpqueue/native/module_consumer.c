@@ -7,51 +7,9 @@
 
 #define CHUNK 256u /* items that reserve_many asks the core for at a time */
 
-/* ---- role ----------------------------------------------------------------------------------- */
-
-void role_drop(struct role *role)
-{
-    if (!role || --role->references)
-        return;
-    /* Closing persists acks; a failure is latched in the queue. */
-    PyThreadState *thread = PyEval_SaveThread();
-    (void)mpq_consumer_close(role->consumer, NULL);
-    mpq_consumer_free(role->consumer);
-    PyEval_RestoreThread(thread);
-    handle_drop(role->handle);
-    PyMem_Free(role);
-}
-
-mpq_status role_check(const struct role *role, struct mpq_error *error)
-{
-    if (LIKELY(!role->closing && !role->handle->closing))
-        return MPQ_OK;
-    if (error) {
-        *error = (struct mpq_error){.status = MPQ_CLOSED, .pid = -1};
-        (void)snprintf(error->message, sizeof error->message,
-                       "%s: this consumer was closed and its items are ready again: take the role "
-                       "anew with consumer()",
-                       mpq_path(role->handle->queue));
-    }
-    return MPQ_CLOSED;
-}
-
-/* The role while it may be used, else NULL with Closed set. */
-static struct role *role_of(struct consumer_object *consumer)
-{
-    struct role *role = consumer->role;
-    if (LIKELY(role && !role->closing && !role->handle->closing))
-        return role;
-    struct mpq_error error = {.message = "this consumer was never opened", .pid = -1};
-    if (role)
-        (void)role_check(role, &error);
-    error_raise(consumer->state, MPQ_CLOSED, &error);
-    return NULL;
-}
-
 /* ---- waiting -------------------------------------------------------------------------------- */
 
-enum act { ACT_RESERVE, ACT_PEEK, ACT_SKIP };
+enum act { ACT_RESERVE, ACT_PEEK, ACT_WAIT, ACT_SKIP };
 
 #define SMALL_BYTES 512 /* items up to this go by way of the stack */
 
@@ -61,7 +19,8 @@ static mpq_status act_try(struct role *role, enum act act, struct mpq_room *room
     if (UNLIKELY(role_check(role, error) != MPQ_OK))
         return MPQ_CLOSED;
     switch (act) {
-    case ACT_PEEK: return mpq_consumer_peek(role->consumer, item, error);
+    case ACT_PEEK:
+    case ACT_WAIT: return mpq_consumer_peek(role->consumer, item, error);
     case ACT_SKIP: return mpq_skip(role->consumer, &item->seq, error);
     default: return mpq_reserve_into(role->consumer, room, item, error);
     }
@@ -136,6 +95,13 @@ static int act_wait(struct consumer_object *self, enum act act, uint64_t timeout
         switch (status) {
         case MPQ_OK: return 1;
         case MPQ_CORRUPT:
+            /* A look does not pass damage: a reserve will, and tell on_loss of it. */
+            if (act == ACT_WAIT)
+                return 1;
+            if (act == ACT_PEEK) {
+                error_raise(self->state, status, &error);
+                return -1;
+            }
             if (loss_report(self, &error, false) < 0)
                 return -1;
             continue;
@@ -234,8 +200,8 @@ static PyObject *consumer_wait(PyObject *object, PyObject *const *args, Py_ssize
     if (arguments_parse(self->state, SIGNATURE_WAIT, args, nargs, kwnames, given) < 0 ||
         timeout_parse(given[0], &timeout) < 0)
         return NULL;
-    struct mpq_item item;
-    int found = act_wait(self, ACT_PEEK, timeout, NULL, &item);
+    struct mpq_item item = {.segment = NULL};
+    int found = act_wait(self, ACT_WAIT, timeout, NULL, &item);
     if (found < 0)
         return NULL;
     if (found > 0)
@@ -736,10 +702,10 @@ static PyMethodDef consumer_methods[] = {
      "ack's sync fails the exception has `.item`. What cannot be decoded is not acked."},
     {"peek", consumer_peek, METH_NOARGS,
      "peek() -> Item | None\n\nThe item that reserve would hand out now, neither taken nor "
-     "counted."},
+     "counted. Corrupt, also with\non_loss, when damage lies ahead of it."},
     {"wait", FAST(consumer_wait),
-     "wait(timeout=None) -> bool\n\nBlock until an item is ready (True) or the time is up. "
-     "Advisory: another thread may take it."},
+     "wait(timeout=None) -> bool\n\nBlock until an item, or damage to be told of, is ready "
+     "(True) or the time is up.\nAdvisory: another thread may take it."},
     {"skip", consumer_skip, METH_NOARGS,
      "skip() -> int | None\n\nDrop the next ready item undecoded, counted; returns its seq, None "
      "when nothing is ready."},
@@ -756,6 +722,12 @@ static PyMethodDef consumer_methods[] = {
      "their frames. Items\nstill in hand become stale."},
     {"checkpoint", consumer_checkpoint, METH_NOARGS,
      "checkpoint() -> None\n\nFlush, persist all acks, and give back the segments that they free."},
+    {"fileno", consumer_fileno, METH_NOARGS,
+     "fileno() -> int\n\nA descriptor for event loops. It is readable whenever reserve(0) might "
+     "return or raise\nsomething, until one finds nothing; it may be readable in vain. It stays "
+     "readable once the\nconsumer is closed, and is closed when the consumer is collected. Do not "
+     "read or close it.\nThe first call starts a thread of the C core, which ends with close(); a "
+     "forked child has none."},
     {"close", consumer_close, METH_NOARGS,
      "close() -> None\n\nPersist acks and give the role back; items in hand are ready again. "
      "Idempotent."},

@@ -240,6 +240,17 @@ static PyObject *item_method_nack(PyObject *object, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+/* For who took it on somebody's behalf and could not hand it over. */
+static PyObject *item_method_unreserve(PyObject *object, PyObject *ignored)
+{
+    (void)ignored;
+    struct item_object *self = (struct item_object *)object;
+    if (!self->settled && role_check(self->role, NULL) == MPQ_OK)
+        (void)!mpq_unreserve(self->role->consumer, self->seq, self->token, NULL);
+    self->settled = 1;
+    Py_RETURN_NONE;
+}
+
 static PyObject *item_enter(PyObject *object, PyObject *ignored)
 {
     (void)ignored;
@@ -398,6 +409,8 @@ static PyMethodDef item_methods[] = {
      "after the ack is on disk."},
     {"nack", item_method_nack, METH_NOARGS,
      "nack() -> None\n\nNot done: ready again in its own place, at once. StaleItem as for ack()."},
+    {"_unreserve", item_method_unreserve, METH_NOARGS,
+     "Ready again in its place, and this hand-out is not counted as an attempt. Never raises."},
     {"__enter__", item_enter, METH_NOARGS, NULL},
     {"__exit__", item_exit, METH_VARARGS, NULL},
     {"__reduce__", item_reduce, METH_NOARGS, NULL},

@@ -188,6 +188,59 @@ PyObject *queue_put_nowait(PyObject *object, PyObject *const *args, Py_ssize_t n
     return object_put(self, given[0], 0, drop, given[2]);
 }
 
+/* ---- in two parts ---------------------------------------------------------------------------- */
+
+/* (seq, ticket); ticket None: nothing is owed. None: it would have to wait, and timeout was None.
+ */
+PyObject *queue_claim(PyObject *object, PyObject *args)
+{
+    struct queue_object *self = (struct queue_object *)object;
+    PyObject *body, *headers, *wait, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OOO:_claim", &body, &headers, &wait))
+        return NULL;
+    struct mpq_item_in in;
+    Py_buffer view;
+    uint64_t timeout, seq, ticket;
+    if (timeout_parse(wait, &timeout) < 0 || bytes_take(self->state, body, &in, &view) < 0)
+        return NULL;
+    uint8_t *ext = NULL;
+    struct mpq_error error;
+    if ((headers == Py_None || headers_encode(headers, &ext, &in.ext_length) == 0) &&
+        handle_open(self)) {
+        in.ext = ext;
+        mpq_status status = MPQ_AGAIN;
+        if (wait != Py_None)
+            status = one_claim(self, &in, timeout, &seq, &ticket, &error);
+        else if (in.length <= GIL_BYTES)
+            status = mpq_put_try(self->handle->queue, &in, &seq, &ticket, &error);
+        if (status == MPQ_OK)
+            result = Py_BuildValue("(KO)", (unsigned long long)seq, Py_None);
+        else if (status == MPQ_FLUSH)
+            result = Py_BuildValue("(KK)", (unsigned long long)seq, (unsigned long long)ticket);
+        else if (wait == Py_None && (status == MPQ_AGAIN || status == MPQ_FULL))
+            result = Py_NewRef(Py_None);
+        else
+            error_raise(self->state, status, &error);
+    }
+    PyMem_Free(ext);
+    if (view.obj)
+        PyBuffer_Release(&view);
+    return result;
+}
+
+PyObject *queue_await_flush(PyObject *object, PyObject *number)
+{
+    struct queue_object *self = (struct queue_object *)object;
+    uint64_t ticket;
+    if (number_parse(number, "ticket", &ticket) < 0 || !handle_open(self))
+        return NULL;
+    struct mpq_error error;
+    mpq_status status = flush_wait(self, ticket, &error);
+    if (status != MPQ_OK)
+        return error_raise(self->state, status, &error);
+    Py_RETURN_NONE;
+}
+
 /* ---- many items ----------------------------------------------------------------------------- */
 
 struct bundle {

@@ -698,6 +698,12 @@ static PyMethodDef queue_methods[] = {
     {"try_push", FAST(queue_put_nowait), PUT_NOWAIT_DOC},
     {"put_many", FAST(queue_put_many), PUT_MANY_DOC},
     {"enqueue_bulk", FAST(queue_put_many), PUT_MANY_DOC},
+    {"_claim", queue_claim, METH_VARARGS,
+     "_claim(body, headers, timeout, /) -> (seq, ticket) | None\n\nThe first part of a put, of "
+     "what is encoded already. A ticket that is not None is for\n_await_flush(). None: it would "
+     "have to wait, and timeout was None."},
+    {"_await_flush", queue_await_flush, METH_O,
+     "_await_flush(ticket, /) -> None\n\nThe second part: waits for the disk."},
     {"_put_encoded", FAST(queue_put_encoded), "put_many() of what is encoded already."},
     {"flush", queue_flush, METH_NOARGS,
      "flush() -> None\n\nReturn when everything published before the call is durable, whatever "

@@ -281,6 +281,13 @@ MPQ_CHECKED mpq_status mpq_consumer_at_end(struct mpq_consumer *consumer, bool *
  * deadline) until an item may be ready. MPQ_OK: try again. MPQ_TIMEOUT: the deadline has passed. */
 MPQ_CHECKED mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call *call,
                                         struct mpq_error *error);
+/* A descriptor that polls readable whenever a reserve might do other than wait: items are ready,
+ * the queue is sealed and drained, the consumer closed, or there is an error to tell. A reserve (or
+ * peek, or skip) that finds nothing clears it. The first call starts a thread, which lives until
+ * the consumer is closed; from then on the descriptor is readable for good, until
+ * mpq_consumer_free closes it. Nobody else may read or close it. */
+MPQ_CHECKED mpq_status mpq_consumer_fd(struct mpq_consumer *consumer, int *fd,
+                                       struct mpq_error *error);
 /* The next item that reserve would hand out, without taking or counting it. Damage: skipped, not
  * booked. */
 MPQ_CHECKED mpq_status mpq_consumer_peek(struct mpq_consumer *consumer, struct mpq_item *item,
@@ -313,6 +320,9 @@ MPQ_CHECKED mpq_status mpq_consumer_sync(struct mpq_consumer *consumer, struct m
 /* Ready again in its own place, at once. */
 MPQ_CHECKED mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
                                 struct mpq_error *error);
+/* The same for an item that nobody has looked at: the hand-out is not counted as an attempt. */
+MPQ_CHECKED mpq_status mpq_unreserve(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                                     struct mpq_error *error);
 /* This hand-out is neither settled nor given back. The consumer is open. */
 bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token);
 /* Nacks everything handed out; their tokens become stale. */

@@ -104,6 +104,13 @@ static mpq_status corrupt(struct mpq_consumer *consumer, uint64_t generation, ui
     return MPQ_CORRUPT;
 }
 
+/* What a peek says of damage, which it leaves to be booked. */
+static mpq_status damage_ahead(struct mpq_queue *queue, struct mpq_error *error)
+{
+    return mpq_fail(error, MPQ_CORRUPT,
+                    "%s: the next bytes are damaged; reserve books and passes them", queue->path);
+}
+
 static void mark_damaged(struct mpq_queue *queue, uint64_t generation)
 {
     struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
@@ -147,9 +154,7 @@ static mpq_status lose(struct mpq_consumer *consumer, uint64_t first, uint64_t f
     if (next_seq > first && window_blocks(consumer, next_seq - 1))
         return MPQ_EMPTY;
     if (consumer->peeking)
-        return mpq_fail(error, MPQ_CORRUPT,
-                        "%s: the next bytes are damaged; reserve books and passes them",
-                        queue->path);
+        return damage_ahead(queue, error);
     uint64_t lost = 0;
     if (next_seq > first) {
         const bool first_lost = !mpq_acked(queue, first);
@@ -476,6 +481,21 @@ static uint32_t count_attempt(struct mpq_consumer *consumer, uint64_t seq)
     return attempts;
 }
 
+void mpq_attempt_undo(struct mpq_consumer *consumer, uint64_t seq)
+{
+    struct mpq_queue *queue = consumer->queue;
+    const uint32_t attempts = mpq_attempts_of(queue, seq);
+    if (attempts == 0 || attempts == 0xFFFF) /* at its bound it no longer counts */
+        return;
+    mpq_store(queue->attempts[seq % ((uint64_t)queue->window_words * 32)],
+              ATTEMPT_SEQ(seq) << 16 | (attempts - 1));
+    for (uint32_t i = consumer->retried_count; attempts == 2 && i-- > 0;)
+        if (consumer->retried[i] == seq) {
+            consumer->retried[i] = consumer->retried[--consumer->retried_count];
+            return;
+        }
+}
+
 static void find_origin(struct mpq_item *item)
 {
     for (uint32_t at = 0; at + 4 <= item->ext_length;) {
@@ -565,7 +585,7 @@ static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out
         return MPQ_OK;
     /* Damaged since it was first handed out. */
     if (consumer->peeking)
-        return MPQ_EMPTY;
+        return damage_ahead(consumer->queue, error);
     (void)mpq_again_pop(consumer);
     mpq_settle(consumer, seq, entry->extent, MPQ_SETTLE_LOST);
     mpq_settle_commit(consumer);
@@ -573,16 +593,23 @@ static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out
     return corrupt(consumer, generation, out->offset, 1, entry->extent, error);
 }
 
+/* True, with *error: something happened that nobody was told of yet. */
+static bool untold(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    if (MPQ_LIKELY(!consumer->tell))
+        return false;
+    consumer->tell = consumer->peeking;
+    *error = consumer->untold;
+    return true;
+}
+
 /* MPQ_EMPTY also when the next item is larger than `most` payload bytes. */
 static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *item, uint64_t most,
                               struct mpq_room *room, struct mpq_error *error)
 {
     struct step_out out;
-    if (MPQ_UNLIKELY(consumer->tell)) {
-        consumer->tell = false;
-        *error = consumer->untold;
-        return MPQ_CORRUPT;
-    }
+    if (untold(consumer, error))
+        return error->status;
     if (MPQ_UNLIKELY(consumer->again_count != 0)) {
         mpq_status again = next_again(consumer, &out, error);
         if (again != MPQ_OK)
@@ -605,14 +632,22 @@ static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *it
     return MPQ_OK;
 }
 
+bool mpq_drained(const struct mpq_consumer *consumer)
+{
+    const struct mpq_control *control = consumer->queue->control;
+    return mpq_load(control->sealed) != 0 && consumer->out == 0 && consumer->again_count == 0 &&
+           consumer->read_position >= mpq_tail_read(control).position;
+}
+
 static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
-    if (mpq_load(queue->control->sealed) == 0 || consumer->out != 0 || consumer->again_count != 0 ||
-        consumer->read_position < mpq_tail_read(queue->control).position) {
+    if (!mpq_drained(consumer)) {
         mpq_status status = mpq_usable(queue, error);
         if (status != MPQ_OK)
             return status;
+        if (consumer->bell_made)
+            mpq_bell_arm(consumer);
         return mpq_head_orphaned(consumer, false) ? MPQ_AGAIN : MPQ_EMPTY;
     }
     return mpq_fail(error, MPQ_SEALED, "%s: sealed and drained: no item will come any more",
@@ -706,8 +741,12 @@ static mpq_status peek_inside(struct mpq_consumer *consumer, struct mpq_item *it
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct step_out out;
     consumer->peeking = true;
-    status = consumer->again_count != 0 ? next_again(consumer, &out, error)
-                                        : walk(consumer, &out, error);
+    if (untold(consumer, error))
+        status = error->status;
+    else if (consumer->again_count != 0)
+        status = next_again(consumer, &out, error);
+    else
+        status = walk(consumer, &out, error);
     consumer->peeking = false;
     if (status == MPQ_OK) {
         memset(item, 0, sizeof *item);
@@ -731,7 +770,9 @@ static mpq_status skip_inside(struct mpq_consumer *consumer, uint64_t *seq, stru
 {
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct step_out out;
-    if (consumer->again_count != 0) {
+    if (untold(consumer, error)) {
+        status = error->status;
+    } else if (consumer->again_count != 0) {
         *seq = mpq_again_pop(consumer);
         mpq_settle(consumer, *seq, mpq_entry_of(consumer, *seq)->extent, MPQ_SETTLE_SKIP);
         mpq_settle_commit(consumer);

@@ -27,7 +27,8 @@ static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
 static bool look(struct mpq_consumer *consumer, bool *pending, uint32_t *slices)
 {
     mpq_mutex_lock(&consumer->mutex);
-    bool now = consumer->closed || progress_possible(consumer, pending);
+    /* SYNC wait: `closing` is set before the wake of mpq_bell_stop */
+    bool now = atomic_load(&consumer->closing) != 0 || progress_possible(consumer, pending);
     *slices = consumer->idle_slices;
     mpq_mutex_unlock(&consumer->mutex);
     return now;
@@ -119,7 +120,10 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
     mpq_status status = clear_the_way(consumer, true, &cleared, error);
     if (status != MPQ_OK || cleared)
         return status;
-    for (int i = 0; i < SPINS + YIELDS && mpq_visible_limit(queue) <= consumer->limit; i++)
+    mpq_mutex_lock(&consumer->mutex); /* other threads walk */
+    const uint64_t walked_to = consumer->limit;
+    mpq_mutex_unlock(&consumer->mutex);
+    for (int i = 0; i < SPINS + YIELDS && mpq_visible_limit(queue) <= walked_to; i++)
         if (i < SPINS)
             mpq_relax();
         else
