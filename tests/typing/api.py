@@ -9,6 +9,7 @@ import numpy
 
 import mpqueue
 from mpqueue import Batch, Consumer, Item, Queue, codecs
+from mpqueue.aio import AsyncQueue
 
 
 class Job(msgspec.Struct):
@@ -73,6 +74,27 @@ def by_name() -> None:
     Queue("spool", codec=5)  # error
     Queue("spool", codecs="json")  # error
     Queue("spool", segment_size="16M")  # error
+
+
+async def awaited() -> None:
+    q = AsyncQueue(Queue("spool"))
+    reveal_type(q)  # AsyncQueue[bytes]
+    reveal_type(await q.put(bytearray(b"x")))  # int
+    await q.put("text")  # error
+    async with AsyncQueue(Queue("spool", codec=codecs.Msgspec(Job))) as jobs:
+        reveal_type(jobs)  # AsyncQueue[Job]
+        await jobs.put(Job(1), 5.0)
+        await jobs.put_many([Job(1)])
+        await jobs.put(b"x")  # error
+        jobs.put_nowait(b"x")  # error
+        async with jobs.consumer() as consumer:
+            reveal_type(consumer)  # AsyncConsumer[Job]
+            reveal_type(await consumer.reserve())  # Item[Job] | None
+            reveal_type(await consumer.reserve_many(5))  # list[Item[Job]]
+            reveal_type(consumer.consumer)  # Consumer[Job]
+            async for item in consumer:
+                reveal_type(item.value)  # Job
+                await consumer.ack(item, durable=True)
 
 
 class Mine:
