@@ -487,8 +487,7 @@ void mpq_attempt_undo(struct mpq_consumer *consumer, uint64_t seq)
     const uint32_t attempts = mpq_attempts_of(queue, seq);
     if (attempts == 0 || attempts == 0xFFFF) /* at its bound it no longer counts */
         return;
-    mpq_store(queue->attempts[seq % ((uint64_t)queue->window_words * 32)],
-              ATTEMPT_SEQ(seq) << 16 | (attempts - 1));
+    mpq_store(queue->attempts[mpq_place_of(queue, seq)], ATTEMPT_SEQ(seq) << 16 | (attempts - 1));
     for (uint32_t i = consumer->retried_count; attempts == 2 && i-- > 0;)
         if (consumer->retried[i] == seq) {
             consumer->retried[i] = consumer->retried[--consumer->retried_count];

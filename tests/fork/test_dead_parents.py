@@ -17,7 +17,7 @@ import pytest
 
 import mpqueue
 from conftest import OpenQueue
-from mpqueue.reader.walk import CLAIMED
+from mpqueue.reader.frame import CLAIMED
 
 _PARENT = """
 import os, signal, sys
