@@ -112,6 +112,34 @@ uint64_t mpq_frame_scan(const struct mpq_queue *queue, const struct mpq_segment 
     return 0;
 }
 
+static bool pad_at(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                   uint64_t offset, uint64_t min_seq, struct mpq_seen *seen)
+{
+    load_header(segment, offset, &seen->header);
+    return (seen->header.flags & MPQ_FLAG_PAD) != 0 && plausible(segment, offset, min_seq, seen) &&
+           header_hash(&seen->header, mpq_header_seed(queue->hash_seed, segment->generation,
+                                                      offset)) == seen->header.header_hash;
+}
+
+uint64_t mpq_frame_pads_before(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                               uint64_t from, uint64_t end, uint64_t min_seq, uint64_t *seq)
+{
+    for (; from + MPQ_FRAME_HEADER <= end; from += MPQ_FRAME_ALIGN) {
+        struct mpq_seen seen;
+        if (!pad_at(queue, segment, from, min_seq, &seen))
+            continue;
+        const uint64_t first = seen.header.seq;
+        uint64_t at = from + seen.extent;
+        while (at + MPQ_FRAME_HEADER <= end && pad_at(queue, segment, at, first, &seen))
+            at += seen.extent;
+        if (at == end) {
+            *seq = first;
+            return from;
+        }
+    }
+    return 0;
+}
+
 void mpq_frame_header_write(const struct mpq_queue *queue, const struct mpq_segment *segment,
                             uint64_t offset, struct mpq_frame *header)
 {

@@ -374,6 +374,10 @@ bool mpq_body_holds(const struct mpq_queue *queue, const struct mpq_segment *seg
 uint64_t mpq_frame_scan(const struct mpq_queue *queue, const struct mpq_segment *segment,
                         uint64_t offset, uint64_t limit, uint64_t min_seq, bool live,
                         struct mpq_seen *seen);
+/* Padding that ends exactly at `end`, where such a frame begins: its offset, or 0, and its seq, the
+ * first of those that whoever wrote it settled. Damage ahead of it took none of them. */
+uint64_t mpq_frame_pads_before(const struct mpq_queue *queue, const struct mpq_segment *segment,
+                               uint64_t from, uint64_t end, uint64_t min_seq, uint64_t *seq);
 void mpq_frame_header_write(const struct mpq_queue *queue, const struct mpq_segment *segment,
                             uint64_t offset, struct mpq_frame *header);
 
@@ -455,7 +459,7 @@ uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after);
 void mpq_flush_if_due(struct mpq_queue *queue);
 bool mpq_visible_is_durable(const struct mpq_queue *queue);
 
-/* ---- consumer.c, reserve.c, ack.c, cursor.c, bell.c, reclaim.c */
+/* ---- consumer.c, reserve.c, damage.c, ack.c, cursor.c, bell.c, reclaim.c */
 enum mpq_entry_state {
     MPQ_ENTRY_NONE,
     MPQ_ENTRY_OUT,
@@ -562,6 +566,8 @@ uint64_t mpq_again_pop(struct mpq_consumer *consumer);
 bool mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
                     const struct mpq_seen *seen);
 /* Where the consumer may read up to, by policy. */
+/* True: seq lies beyond the window and something below is outstanding. */
+bool mpq_window_blocks(struct mpq_consumer *consumer, uint64_t seq);
 uint64_t mpq_visible_limit(const struct mpq_queue *queue);
 /* watch.c: nobody alive will settle or flush the frame above the watermark where the walk stands.
  * Without `map`, also true when that cannot be told from what is mapped. */
@@ -612,6 +618,22 @@ mpq_status mpq_cursor_attach(struct mpq_consumer *consumer, struct mpq_error *er
 /* Under consumer->mutex: tells the helper that acks wait for the disk. */
 void mpq_helper_poke(struct mpq_consumer *consumer);
 void mpq_helper_stop(struct mpq_consumer *consumer);
+/* damage.c: consumer->mutex held. Books nothing while the consumer peeks. MPQ_CORRUPT, MPQ_EMPTY
+ * when the window blocks it, MPQ_OK when nothing was lost after all. */
+mpq_status mpq_lose(struct mpq_consumer *consumer, uint64_t first, uint64_t from, uint64_t to,
+                    uint64_t next_seq, struct mpq_error *error);
+/* No header holds at the read position: finds where frames go on, and books what is between. */
+mpq_status mpq_cross_damage(struct mpq_consumer *consumer, struct mpq_segment *segment,
+                            struct mpq_error *error);
+/* The file lost its end, and with it seqs that its successor, or the tail, says it held. */
+bool mpq_cut_short(struct mpq_consumer *consumer, const struct mpq_segment *segment);
+/* Counts the event and says it. */
+mpq_status mpq_corrupt(struct mpq_consumer *consumer, uint64_t generation, uint64_t offset,
+                       uint64_t items, uint64_t bytes, struct mpq_error *error);
+/* What a peek says of damage, which it leaves to be booked. */
+mpq_status mpq_damage_ahead(struct mpq_queue *queue, struct mpq_error *error);
+/* Its segment is never reused. */
+void mpq_mark_damaged(struct mpq_queue *queue, uint64_t generation);
 /* bell.c: a look found nothing; consumer->mutex held. */
 void mpq_bell_arm(struct mpq_consumer *consumer);
 /* nothing held */

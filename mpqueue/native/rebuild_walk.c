@@ -219,8 +219,12 @@ static void walk_segment(struct rebuild *r, struct mpq_segment *segment, uint64_
             found = inside(r, segment, offset, &seen);
         if (found != 0) {
             (void)mpq_frame_see(queue, segment, found, r->next, &seen);
-            miss(r, segment, offset, found, seen.header.seq);
-            r->next = seen.header.seq;
+            uint64_t upto = seen.header.seq;
+            const uint64_t pads = mpq_frame_pads_before(queue, segment, offset + MPQ_FRAME_ALIGN,
+                                                        found, r->next, &upto);
+            found = pads != 0 ? pads : found;
+            miss(r, segment, offset, found, upto);
+            r->next = upto;
             offset = found;
             continue;
         }

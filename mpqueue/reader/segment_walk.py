@@ -94,7 +94,7 @@ class SegmentWalk:
         while offset + 48 <= limit:
             if offset >= floor_at:
                 if offset > floor_at:  # W8
-                    yield from self._below_floor(hole)
+                    yield from self._missing(self._source.acks.floor, hole, floor_at)
                     offset = hole = floor_at
                 floor_at = limit
             if offset + 48 > stop or offset < base:
@@ -115,7 +115,12 @@ class SegmentWalk:
             extent = (48 + ext + length + 31) & ~31
             likely = self.last_seq < seq <= layout.SEQ_MAX and offset + extent <= size
             if not good or not likely:
-                offset = self._resync(offset, limit) or floor_at
+                found = self._resync(offset, limit)
+                pads, until = self._pads_before(offset + layout.FRAME_ALIGN, found)
+                if pads:  # W3
+                    yield from self._missing(until, hole, pads)
+                    hole = pads
+                offset = pads or found or floor_at
                 continue
             code = codes[state & 0xFF]
             if flags & layout.FLAG_PAD:
@@ -167,17 +172,16 @@ class SegmentWalk:
             return TORN if code == layout.READY else GAP
         return kind
 
-    def _below_floor(self, hole: int) -> Iterator[Frame]:
-        """What was settled and cannot be read between `hole` and the floor."""
-        floor, roll = self._source.acks.floor, self._segment.roll
-        expected = self.expected
+    def _missing(self, until: int, hole: int, end: int) -> Iterator[Frame]:
+        """What cannot be read between `hole` and `end`, where `until` is the seq that follows."""
+        expected, roll = self.expected, self._segment.roll
         if expected < 0:
-            expected = roll.base_seq if roll is not None else floor
-        if expected < floor:
-            yield self.lost(expected, floor, hole, self._floor_at)
+            expected = roll.base_seq if roll is not None else until
+        if expected < until:
+            yield self.lost(expected, until, hole, end)
         self.frames += 1
-        self.expected = floor
-        self.last_seq = max(self.last_seq, floor - 1)
+        self.expected = until
+        self.last_seq = max(self.last_seq, until - 1)
 
     def lost(self, first: int, until: int, start: int, end: int) -> Frame:
         """The seqs from `first` to before `until`, which lay in `start`..`end`."""
@@ -298,6 +302,33 @@ class SegmentWalk:
                     return offset + at
             offset = stop
         return 0
+
+    def _pads_before(self, start: int, end: int) -> tuple[int, int]:
+        """Where padding begins that ends exactly at `end`, and its seq; zeros without any."""
+        if start >= end:
+            return 0, 0
+        for place in self._candidates(self._segment.read(start, end - start), end - start):
+            first = start + place
+            extent, seq = self._pad_at(first, self.last_seq + 1)
+            at, more = first + extent, extent
+            while more and at < end:
+                more, _ = self._pad_at(at, seq)
+                at += more
+            if extent and at == end:
+                return first, seq
+        return 0, 0
+
+    def _pad_at(self, offset: int, min_seq: int) -> tuple[int, int]:
+        """Extent and seq of whole padding, or zeros."""
+        data = self._segment.read(offset, layout.FRAME_HEADER)
+        if len(data) < layout.FRAME_HEADER:
+            return 0, 0
+        values = _HEADER.unpack(data)
+        seed = (self._seed + offset * layout.SEED_OFFSET) & layout.MASK64
+        pad = values[4] & layout.FLAG_PAD and values[1] >= min_seq
+        if not pad or xxh64(data[8:32], seed) != values[6]:
+            return 0, 0
+        return (layout.FRAME_HEADER + values[3] + values[2] + 31) & ~31, values[1]
 
     def _candidates(self, data: bytes, length: int) -> Iterator[int]:
         """Places where a header could lie: seq above the last, extent within the segment."""

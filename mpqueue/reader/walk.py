@@ -5,7 +5,8 @@ W1  An item is a frame whose header hash and body hash hold for this queue, gene
     and that is not a gap. The state word alone proves nothing.
 W2  A frame whose seq is not above the last one met is a leftover and is ignored.
 W3  A header that fails is searched past in steps of 32 bytes; the search ends only at an item, at a
-    whole gap or at a live claim. So one damaged frame costs itself alone.
+    whole gap or at a live claim, or where the padding begins that ends there: what that stands for
+    was settled when it was written. So one damaged frame costs itself alone.
 W4  Losses are counted by seq, from the frame before to the frame (or segment, or tail) behind, and
     only where bytes between them could not be read. Seqs that are missing between frames that touch
     were settled by a repair, which leaves padding.

@@ -178,7 +178,7 @@ BUGS = (
     ),
     Bug(
         "the floor passes a long loss before all of it is counted",
-        "reserve.c",
+        "damage.c",
         "mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_LOST);",
         "mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_SETTLED), "
         "consumer->read_seq = next_seq;",

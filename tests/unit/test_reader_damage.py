@@ -191,3 +191,31 @@ def test_damage_where_an_epoch_begins_costs_that_item_alone(
         assert bodies == [b"before", b"1" * 6, b"2" * 6]
         stats = queue.stats()
         assert (stats.depth, stats.lost_items, stats.items_settled) == (0, 1, 4)
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_damage_ahead_of_padding_costs_that_item_alone(spool: Path, rebuilt: bool) -> None:
+    """A crash tore the third of five items, and recovery put padding in its place; now the header
+    of the second fails. The third was settled then: it is not lost once more."""
+
+    def wipe(number: int) -> None:
+        (segment,) = spool.glob("segment-*")
+        data = bytearray(segment.read_bytes())
+        at = layout.SEGMENT_FIRST + number * layout.frame_extent(0, 100)
+        data[at : at + 48] = b"\xff" * 48
+        segment.write_bytes(data)
+
+    with mpqueue.Queue(spool, durability="none", **SMALL) as queue:
+        for number in range(5):
+            queue.put(b"%d" % number * 100)
+    (spool / "control").unlink()
+    wipe(2)
+    with mpqueue.Queue(spool, create=False) as queue:
+        assert (queue.stats().torn_items, len(queue)) == (1, 4)
+    wipe(1)
+    if rebuilt:
+        (spool / "control").unlink()
+    counts = verify(spool).counts
+    assert (counts.lost, counts.ready) == (1, 3)
+    found, lost = drain(spool)
+    assert ([body[:1] for _, body in found], lost) == ([b"0", b"3", b"4"], 1)
