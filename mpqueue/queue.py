@@ -489,7 +489,7 @@ class Queue(_native.Queue[T]):
         path = self.path
         if events & _native.EVENT_LOSS:
             _log.warn(
-                "%s: damage met and passed: %d items, %d bytes lost so far; run `mpqueue verify`",
+                "%s: damage met and passed: %d items, %d bytes lost; run `mpqueue verify`",
                 path,
                 lost_items,
                 lost_bytes,

@@ -13,7 +13,10 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 VERBS = {
     "init": "create a queue",
@@ -46,9 +49,17 @@ class Verb(Protocol):
         """Does the work; returns the exit code."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose help fails, as all output does, when it cannot be written."""
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        if message:
+            (file or sys.stderr).write(message)
+
+
 def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The argument tree; only the verbs in `configured` (None: all) get their arguments."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="mpqueue",
         description="A durable queue shared by processes: many producers, one consumer.",
         epilog="Exit codes: 0 ok, 1 empty, 2 usage, 3 sealed, 4 consumer attached, 5 damage, "
@@ -89,6 +100,11 @@ def _run(words: list[str]) -> int:
         args = parser.parse_args(words)
         code = int(args.run(args))
         sys.stdout.flush()
+    except SystemExit as end:  # argparse's own, which may have printed
+        code = end.code if isinstance(end.code, int) else 2
+        if code == 0:
+            code = _flushed()
+        raise SystemExit(code) from None
     except BrokenPipeError:
         # The reader of stdout went away. What was flushed before may or may not have been read.
         return 128 + signal.SIGPIPE
@@ -103,6 +119,20 @@ def _run(words: list[str]) -> int:
         except (OSError, ValueError):
             _drop_output()
     return code
+
+
+def _flushed() -> int:
+    """The exit code of what has nothing more to do than to write its output."""
+    from mpqueue.cli import common
+
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        common.say(str(error))
+        return common.exit_code(error)
+    return 0
 
 
 def _drop_output() -> None:

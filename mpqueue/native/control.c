@@ -234,6 +234,8 @@ mpq_status mpq_control_ours(struct mpq_queue *queue, struct mpq_error *error)
     if (MPQ_LIKELY(queue->control == NULL || (queue->control->identity_hash == queue->identity &&
                                               queue->control->magic == MPQ_CONTROL_MAGIC)))
         return MPQ_OK;
+    if (mpq_load(queue->vanished) != 0) /* it was this look that met it */
+        return mpq_vanished(queue, error);
     return mpq_overwritten(queue, error);
 }
 

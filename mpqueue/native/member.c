@@ -283,6 +283,9 @@ static void member_enter(struct mpq_queue *queue)
 mpq_status mpq_join(struct mpq_queue *queue, struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
+    mpq_status status = mpq_control_ours(queue, error);
+    if (status != MPQ_OK)
+        return status;
     uint64_t incarnation = atomic_fetch_add(&control->next_incarnation, 1) + 1;
     if (incarnation > MPQ_INCARNATION_MAX)
         return mpq_fail(error, MPQ_INTERNAL, "%s: incarnation numbers are used up", queue->path);

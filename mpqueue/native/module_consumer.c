@@ -309,12 +309,14 @@ static int harvest_run(struct consumer_object *self, struct harvest *harvest, ui
                        uint64_t timeout)
 {
     uint64_t deadline = deadline_after(timeout);
+    if (timeout == 0) /* nothing is waited for */
+        linger = 0;
     bool lingering = false, last = false;
     while (harvest->got < harvest->wanted && !harvest_bursts(self, harvest)) {
         if (harvest->got && !lingering) {
             lingering = true;
             uint64_t end = deadline_after(linger);
-            deadline = end < deadline || timeout == 0 ? end : deadline;
+            deadline = end < deadline ? end : deadline;
         }
         int step = harvest_step(self, harvest, lingering ? linger == 0 : timeout == 0);
         if (step <= 0)
@@ -341,6 +343,9 @@ static PyObject *consumer_reserve_many(PyObject *object, PyObject *const *args, 
     if (arguments_parse(self->state, SIGNATURE_RESERVE_MANY, args, nargs, kwnames, given) < 0 ||
         (given[2] && timeout_parse(given[2], &linger) < 0) || timeout_parse(given[3], &timeout) < 0)
         return NULL;
+    if (given[2] == Py_None)
+        return PyErr_Format(PyExc_TypeError, "linger is a number of seconds, not None: how long to "
+                                             "wait for more once there is one");
     Py_ssize_t wanted = PyNumber_AsSsize_t(given[0], NULL); /* more than there can be: all */
     if (wanted == -1 && PyErr_Occurred())
         return NULL;

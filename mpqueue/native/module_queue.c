@@ -162,6 +162,10 @@ static int options_set(PyObject *dict, struct mpq_options *options, uint32_t *gi
     PyObject *key, *value;
     while (PyDict_Next(dict, &at, &key, &value)) {
         size_t i = 0;
+        if (!PyUnicode_Check(key)) {
+            PyErr_SetString(PyExc_TypeError, "names of options are str");
+            return -1;
+        }
         if (PyUnicode_CompareWithASCIIString(key, "backoff_ns") == 0) {
             if (backoff_set(options, value) < 0)
                 return -1;

@@ -436,9 +436,12 @@ static mpq_status last_flush(struct mpq_queue *queue, const struct mpq_call *cal
     if (!queue->published || mpq_load(queue->control->poison_errno) != 0 ||
         mpq_load(queue->control->durability) >= MPQ_DURABILITY_GROUP)
         return MPQ_OK;
+    const bool was_told = mpq_load(queue->removed) != 0;
     struct mpq_error local;
     mpq_status status = mpq_flush(queue, call, error != NULL ? error : &local);
-    return status == MPQ_REMOVED || status == MPQ_INTERRUPTED ? MPQ_OK : status;
+    if (status == MPQ_REMOVED && (was_told || mpq_depth(queue) == 0))
+        return MPQ_OK; /* by the call before; or nothing was owed any more */
+    return status == MPQ_INTERRUPTED ? MPQ_OK : status;
 }
 
 /* What keeps the directory and its filesystem in use. */

@@ -129,6 +129,25 @@ def test_deleted_segments_are_told_and_refuse_puts(
         assert item is not None and item.body == b"next"
 
 
+@pytest.mark.parametrize("durability", ["none", "interval"])
+def test_a_close_tells_what_no_call_has_told(tmp_path: Path, durability: str) -> None:
+    """What was put and not flushed is gone with the directory; unless it was drained before."""
+    path = tmp_path / "spool"
+    q = mpqueue.Queue(path, durability=durability, interval=3600)
+    q.put(b"gone")
+    shutil.rmtree(path)
+    with pytest.raises(mpqueue.QueueRemoved, match="open it again"):
+        q.close()
+    assert q.closed
+    q.close()
+    q = mpqueue.Queue(path, durability=durability, interval=3600)
+    q.put(b"taken")
+    with q.consumer() as c:
+        assert c.take() is not None
+        shutil.rmtree(path)
+    q.close()
+
+
 BLOCKED = {
     "put": "lambda: q.put(b'never')",
     "put_many": "lambda: q.put_many([b'never'])",
@@ -224,6 +243,27 @@ def test_control_deleted_while_open_is_refused_by_name(tmp_path: Path) -> None:
 
 
 # ---- truncated
+
+
+def test_a_fork_after_control_was_truncated_is_told_the_same(tmp_path: Path) -> None:
+    script = (
+        KINDS
+        + """
+q = mpqueue.Queue(args[0], durability="none")
+q.put(b"before")
+os.truncate(os.path.join(args[0], b"control"), 0)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if kind(lambda: q.put(b"after")) == "QueueRemoved" else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert kind(lambda: q.put(b"after")) == "QueueRemoved"
+say("told")
+"""
+    )
+    with Child(script, tmp_path / "spool") as child:
+        assert child.hear() == "told"
+        child.ends()
+
 
 EVERYTHING = (
     KINDS

@@ -54,7 +54,12 @@ class Server:
         environment = {**os.environ, "MPQUEUE_PATH": str(path), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, *words], stdout=out, stderr=out, env=environment, cwd=EXAMPLES
+                [sys.executable, *words],
+                stdout=out,
+                stderr=out,
+                env=environment,
+                cwd=EXAMPLES,
+                start_new_session=True,
             )
         while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())):
             self._poll()
@@ -75,9 +80,16 @@ class Server:
         return [int(pid) for pid in listed.split()]
 
     def stop(self) -> None:
-        """Graceful; fails when it was not."""
+        """Graceful; fails when it was not. A worker that stands still could not take part."""
+        os.killpg(self.process.pid, signal.SIGCONT)
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(60) in (0, -signal.SIGTERM), self._log.read_text()
+
+    def end(self) -> None:
+        """Kills what is left of it, orphans too."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 class Drain:
@@ -163,7 +175,7 @@ def _everything_arrives(server: Server, path: Path, tmp_path: Path, seed: int) -
         drain.end()
     finally:
         drain.end()
-        server.process.kill()
+        server.end()
     answered = _answered(tmp_path / "answers")
     assert answered
     assert killed

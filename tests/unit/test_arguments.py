@@ -146,3 +146,8 @@ def test_on_loss_must_be_callable(open_queue: OpenQueue, wrong: Any) -> None:
         mpqueue.Queue(q.path, on_loss=wrong)
     with q.consumer() as c, pytest.raises(TypeError, match="on_loss"):
         c.on_loss = wrong
+
+
+def test_names_of_options_are_str(spool: Path) -> None:
+    with mpqueue.Queue(spool) as q, pytest.raises(TypeError, match="names of options are str"):
+        q._set_options({1: 2})  # type: ignore[dict-item]

@@ -368,3 +368,10 @@ def test_stats_is_no_member_of_what_it_counts(run: Run, path: str) -> None:
     lines = run("stats", path).stdout.decode().splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("option mode")] == ["0660"]
     assert [line.split()[-1] for line in lines if line.startswith("option capacity")] == ["none"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["put", "--help"]])
+def test_help_that_cannot_be_written_is_an_error(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-P", "-m", "mpqueue", *words], stdout=full)
+    assert done.returncode == 74

@@ -606,6 +606,16 @@ def test_signal_handler_ends_every_wait(
         signal.signal(signal.SIGALRM, old)
 
 
+def test_a_linger_ends_with_the_timeout(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
+    q.put(b"only")
+    (item,) = c.reserve_many(9, timeout=0, linger=3600)
+    item.nack()
+    (item,) = c.reserve_many(9, timeout=0.01, linger=3600)
+    item.ack()
+    with pytest.raises(TypeError, match="linger is a number of seconds"):
+        c.reserve_many(9, linger=None)  # type: ignore[arg-type]
+
+
 def test_a_seal_before_ends_a_linger_at_once(q: mpqueue.Queue, c: mpqueue.Consumer) -> None:
     """Nothing more can come: what there is is returned, and the next call raises Sealed.
 
