@@ -11,10 +11,11 @@ step +names:
 lint:
     .ci/run lint
 
-# reformats Python
+# reformats Python and C
 format:
     ruff check --fix .
     ruff format .
+    git ls-files -z '*.c' '*.h' | xargs -0 clang-format -i
 
 # C tests under the sanitizers
 native:

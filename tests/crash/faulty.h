@@ -6,14 +6,12 @@
 
 #include "memory.h"
 
-#define KINDS                                                                                      \
-    X(open)                                                                                        \
-    X(mkdir)                                                                                       \
-    X(rename)                                                                                      \
-    X(link)                                                                                        \
-    X(unlink)                                                                                      \
-    X(list) X(stat) X(fstat) X(statfs) X(chmod) X(allocate) X(pread) X(pwrite) X(datasync) X(sync) \
-        X(map) X(msync) X(lock) X(locked) X(sem_open) X(alloc) X(random) X(boot_id)
+/* clang-format off */
+#define KINDS \
+    X(open) X(mkdir) X(rename) X(link) X(unlink) X(list) X(stat) X(fstat) X(statfs) X(chmod) \
+    X(allocate) X(pread) X(pwrite) X(datasync) X(sync) X(map) X(msync) X(lock) X(locked) \
+    X(sem_open) X(alloc) X(random) X(boot_id)
+/* clang-format on */
 
 enum kind {
 #define X(name) KIND_##name,

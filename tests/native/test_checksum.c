@@ -8,6 +8,7 @@ struct vector {
     uint64_t seed, hash;
 };
 
+/* clang-format off */
 static const struct vector vectors[] = {
     {0, 0x0ULL, 0xEF46DB3751D8E999ULL},
     {0, 0x9E3779B185EBCA87ULL, 0x6EC6D05F61C7E7A7ULL},
@@ -56,6 +57,7 @@ static const struct vector vectors[] = {
     {1024, 0x0ULL, 0x5960AF0C625ACFB7ULL},
     {1024, 0x9E3779B185EBCA87ULL, 0xB6A47F678347B368ULL},
 };
+/* clang-format on */
 
 static void every_vector_holds_at_every_alignment(void)
 {

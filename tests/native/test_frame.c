@@ -51,8 +51,8 @@ static void frames_follow_the_layout(void)
         CHECK_EQ(header.first_offset, MPQ_SEGMENT_FIRST);
         CHECK_EQ(header.generation, stats.tail_generation);
         CHECK_EQ(header.bytes, sizeof segment);
-        CHECK_EQ(header.hash, mpq_xxh64(&header, offsetof(struct mpq_segment_header, hash),
-                                        meta.hash_seed));
+        CHECK_EQ(header.hash,
+                 mpq_xxh64(&header, offsetof(struct mpq_segment_header, hash), meta.hash_seed));
         struct mpq_roll roll;
         memcpy(&roll, segment + (copy ? MPQ_SEGMENT_ROLL_B : MPQ_SEGMENT_ROLL_A), sizeof roll);
         CHECK_EQ(roll.magic, MPQ_ROLL_MAGIC);
@@ -66,8 +66,8 @@ static void frames_follow_the_layout(void)
     for (size_t i = 0; i < count; i++) {
         struct mpq_frame frame;
         memcpy(&frame, segment + offset, sizeof frame);
-        uint64_t seed = meta.hash_seed + stats.tail_generation * MPQ_SEED_GENERATION +
-                        offset * MPQ_SEED_OFFSET;
+        uint64_t seed =
+            meta.hash_seed + stats.tail_generation * MPQ_SEED_GENERATION + offset * MPQ_SEED_OFFSET;
         CHECK_EQ(MPQ_STATE_CODE(frame.state), MPQ_READY);
         CHECK_EQ(frame.seq, first + i);
         CHECK_EQ(frame.length, lengths[i]);
