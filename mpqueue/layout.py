@@ -240,6 +240,7 @@ CONTROL = Layout(
     "~owner:Q tail_select:Q tail:96s "
     "~poison_errno:I poison_stage:I sealed:I fault:I seq_mark:Q config_number:Q "
     "oldest_generation:Q epoch_first_seq:Q epoch_previous_seq:Q gateless:I generation_mark:Q "
+    "gate_device:Q gate_inode:Q "
     "~capacity:Q max_bytes:Q max_item:Q interval_ns:Q ack_linger_ns:Q retain_ns:Q "
     "lease_timeout_ns:Q dead_retain_ns:Q max_segments:I keep_segments:I interval_items:I "
     "durability:I max_attempts:I backoff_count:I backoff_ns:16Q "

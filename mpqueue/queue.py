@@ -226,8 +226,9 @@ class Queue(_native.Queue[T]):
 
             self._encode = self._codec.encode
             self._decode = registry.decoder(self._codec, self.path)
-        self._gated = semaphore.ensure(self.gate_name, stored["file_mode"], self.path)
-        self._open_gate(self.gate_name if self._gated else None)
+        gate = self.gate_name
+        self._gated = semaphore.ensure(gate, stored["file_mode"], self.path)
+        self._open_gate(gate if self._gated else None, *semaphore.identity(gate))
 
     def _use_recorded(self, name: str) -> None:
         from mpqueue.codecs import registry
@@ -517,8 +518,11 @@ class Queue(_native.Queue[T]):
             )
         if events & _native.EVENT_GATE and self._gated:  # else said when it could not be made
             _log.warn(
-                "%s: its semaphore is missing or belongs to another /dev/shm: waits for the header "
-                "lock use a futex; containers should share /dev/shm",
+                "%s: its semaphore is missing or not the one that its other processes use: here "
+                "waits for the header lock use a futex, and theirs may last a slice (up to 64 ms) "
+                "longer; nothing is lost. Mount the same /dev/shm in every container, or start "
+                "them in one IPC namespace (--ipc=container:NAME); where the semaphore was "
+                "removed, close the queue in every process and open it again",
                 path,
             )
 

@@ -12,7 +12,7 @@ import os
 from mpqueue import _log
 from mpqueue._record import Record
 
-__all__ = ["Semaphore", "ensure", "inspect", "unlink"]
+__all__ = ["Semaphore", "ensure", "identity", "inspect", "unlink"]
 
 _warned = False
 
@@ -28,6 +28,8 @@ class Semaphore(Record):
     """Permission bits of that file; 0 when it is hidden."""
     uid: int
     """Owner of that file; -1 when it is hidden."""
+    identity: tuple[int, int]
+    """st_dev and st_ino of that file; (0, 0) when it is hidden."""
 
 
 def _file(name: str) -> str:
@@ -82,6 +84,16 @@ def ensure(name: str, mode: int, directory: str) -> bool:
     return True
 
 
+def identity(name: str) -> tuple[int, int]:
+    """st_dev and st_ino of the file that stands for it here; (0, 0) when there is none or it is
+    hidden. One name may stand for several semaphores: each /dev/shm has its own."""
+    try:
+        found = os.stat(_file(name))
+    except OSError:  # hidden, or gone meanwhile
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
 def inspect(name: str) -> Semaphore | None:
     """What there is under this name, or None. Makes nothing."""
     try:
@@ -97,6 +109,7 @@ def inspect(name: str) -> Semaphore | None:
         file=path,
         mode=found.st_mode & 0o777 if found else 0,
         uid=found.st_uid if found else -1,
+        identity=(found.st_dev, found.st_ino) if found else (0, 0),
     )
 
 

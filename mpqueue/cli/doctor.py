@@ -112,6 +112,10 @@ def _semaphore(view: Inspection) -> Iterator[Advice]:
     from mpqueue import semaphore
 
     found = semaphore.inspect(f"/mpq-{view.meta.uuid}")
+    control = view.source.control
+    theirs = (0, 0)
+    if control is not None and any(member.alive for member in view.members):
+        theirs = (control.values["gate_device"], control.values["gate_inode"])
     if found is None:
         text = (
             "none here: it is made at the next open; if processes run in containers, let them "
@@ -121,6 +125,14 @@ def _semaphore(view: Inspection) -> Iterator[Advice]:
     elif found.uid not in (-1, view.path.stat().st_uid):
         text = f"{found.name} belongs to user {found.uid}, not to the owner of the queue"
         yield Advice("warning", "semaphore", text + ": remove it, it is made again")
+    elif 0 not in (*theirs, *found.identity) and theirs != found.identity:
+        text = (
+            f"{found.name} is not the one here that the attached processes use, so waits for the "
+            "header lock may last a slice (up to 64 ms) longer: mount the same /dev/shm in every "
+            "container, or start them in one IPC namespace (--ipc=container:NAME); where the "
+            "semaphore was removed, close the queue in every process and open it again"
+        )
+        yield Advice("warning", "semaphore", text)
     else:
         yield Advice("ok", "semaphore", f"{found.name} is present")
 

@@ -128,7 +128,7 @@ struct mpq_queue {
     uint64_t hash_seed;
     char gate_name[48];
     void *gate; /* semaphore or NULL */
-    bool gate_missing_told;
+    uint64_t gate_device, gate_inode; /* of the semaphore's file; 0 = unknown */
 
     struct mpq_control *control;
     uint64_t control_bytes;
@@ -650,6 +650,8 @@ mpq_status mpq_recover(struct mpq_queue *queue, struct mpq_error *error);
 /* open.c: the directory's own name is durable. */
 mpq_status mpq_sync_parent(struct mpq_queue *queue, struct mpq_error *error);
 void mpq_gate_of(const uint8_t uuid[16], char name[48]);
+/* Gives up a semaphore that is not the others', and tells them when this handle has none. */
+void mpq_gate_join(struct mpq_queue *queue);
 /* admin.c: waits for a living destroyer, ends what a dead one began; MPQ_EMPTY: there was none. */
 mpq_status mpq_destroy_rest(struct mpq_queue *queue, const struct mpq_call *call,
                             char gate_name[48], struct mpq_error *error);

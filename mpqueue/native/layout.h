@@ -378,6 +378,8 @@ struct mpq_control {
     _Atomic uint64_t epoch_previous_seq; /* ... and where the walk before it had ended */
     _Atomic uint32_t gateless; /* some member sleeps on the owner word: it has no semaphore */
     _Atomic uint64_t generation_mark; /* meta's is at least this */
+    _Atomic uint64_t gate_device; /* st_dev of the first opener's semaphore, 0 = unknown ... */
+    _Atomic uint64_t gate_inode; /* ... and its st_ino */
     /* options that `set` may change; readers load them one by one */
     _Alignas(MPQ_LINE) _Atomic uint64_t capacity;
     _Atomic uint64_t max_bytes;

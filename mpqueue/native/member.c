@@ -369,8 +369,12 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
     mpq_status status = mpq_pin_wait(queue, MPQ_BYTE_GATE, call, &gate, "the gate", error);
     if (status == MPQ_OK) {
         status = same_control(queue, error);
-        if (status == MPQ_OK)
+        if (status == MPQ_OK) {
+            /* Who was alone since the fork may use another semaphore. Before other threads of this
+             * process go on, as they do once it has joined. */
+            mpq_gate_join(queue);
             status = mpq_join(queue, error);
+        }
         mpq_pin_drop(queue, &gate);
     }
     mpq_store(queue->fork->joining, 0);

@@ -518,15 +518,17 @@ static PyObject *queue_close(PyObject *object, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-static PyObject *queue_open_gate(PyObject *object, PyObject *name)
+static PyObject *queue_open_gate(PyObject *object, PyObject *args)
 {
-    struct handle *handle = handle_open((struct queue_object *)object);
-    if (!handle)
+    struct queue_object *self = (struct queue_object *)object;
+    struct handle *handle = handle_open(self);
+    const char *name;
+    unsigned long long device, inode;
+    if (!handle || !PyArg_ParseTuple(args, "zKK:_open_gate", &name, &device, &inode))
         return NULL;
-    const char *text = NULL;
-    if (name != Py_None && !(text = PyUnicode_AsUTF8AndSize(name, NULL)))
-        return NULL;
-    mpq_open_gate(handle->queue, text);
+    mpq_open_gate(handle->queue, name);
+    mpq_gate_identity(handle->queue, device, inode);
+    events_report(self);
     Py_RETURN_NONE;
 }
 
@@ -724,7 +726,8 @@ static PyMethodDef queue_methods[] = {
     {"_set_options", queue_set_options, METH_O, "Change stored options."},
     {"_stats", queue_stats, METH_NOARGS, "Counters and gauges as stored."},
     {"_still_there", queue_still_there, METH_NOARGS, "QueueRemoved when its files are gone."},
-    {"_open_gate", queue_open_gate, METH_O, "Use the named semaphore, or None: a futex."},
+    {"_open_gate", queue_open_gate, METH_VARARGS,
+     "Use the named semaphore of this st_dev and st_ino (0: unknown), or None: a futex."},
     {"_report_events", queue_report_events, METH_VARARGS, "Called with events worth a warning."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Queue[T], for type checkers."},
     {NULL, NULL, 0, NULL},

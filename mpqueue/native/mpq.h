@@ -134,6 +134,10 @@ MPQ_CHECKED mpq_status mpq_open(const struct mpq_open_args *args, const struct m
 /* The named semaphore that puts waiters for the header lock to sleep; made by posix_ipc beforehand.
  * Missing: waits use a futex instead, and it costs latency only. NULL name: futex. */
 void mpq_open_gate(struct mpq_queue *queue, const char *semaphore_name);
+/* Which file stands for that semaphore: st_dev and st_ino, both 0 where it is hidden. Call it right
+ * after mpq_open_gate. When the processes that were here before use another one (another /dev/shm
+ * is mounted here, or theirs was unlinked), this handle's waits use a futex: MPQ_EVENT_GATE. */
+void mpq_gate_identity(struct mpq_queue *queue, uint64_t device, uint64_t inode);
 /* "/mpq-<32 hex digits of the uuid>"; valid until mpq_free. */
 const char *mpq_gate_name(const struct mpq_queue *queue);
 

@@ -401,14 +401,49 @@ mpq_status mpq_open(const struct mpq_open_args *args, const struct mpq_call *cal
     }
 }
 
+/* ---- the semaphore */
+
+/* Takes the place of an unknown word, or compares with a known one. */
+static bool agrees(_Atomic uint64_t *word, uint64_t mine)
+{
+    uint64_t found = 0;
+    return atomic_compare_exchange_strong(word, &found, mine) || found == mine;
+}
+
+/* The device comes first: whoever finds his own there may add the inode, so that the pair is one
+ * even when its first writer was killed between the two. */
+static bool gate_is_theirs(struct mpq_queue *queue)
+{
+    struct mpq_control *control = queue->control;
+    return queue->gate_inode == 0 || (agrees(&control->gate_device, queue->gate_device) &&
+                                      agrees(&control->gate_inode, queue->gate_inode));
+}
+
+void mpq_gate_join(struct mpq_queue *queue)
+{
+    if (queue->gate != NULL && !gate_is_theirs(queue)) {
+        queue->io->sem_close(queue->io, queue->gate);
+        queue->gate = NULL;
+        mpq_event(queue, MPQ_EVENT_GATE);
+    }
+    if (queue->gate == NULL)
+        mpq_store(queue->control->gateless, 1);
+}
+
 void mpq_open_gate(struct mpq_queue *queue, const char *semaphore_name)
 {
     if (semaphore_name != NULL && queue->gate == NULL)
         queue->gate = queue->io->sem_open(queue->io, semaphore_name);
-    if (queue->gate == NULL) {
-        mpq_store(queue->control->gateless, 1);
+    if (queue->gate == NULL)
         mpq_event(queue, MPQ_EVENT_GATE);
-    }
+    mpq_gate_join(queue);
+}
+
+void mpq_gate_identity(struct mpq_queue *queue, uint64_t device, uint64_t inode)
+{
+    queue->gate_device = device;
+    queue->gate_inode = inode;
+    mpq_gate_join(queue);
 }
 
 const char *mpq_gate_name(const struct mpq_queue *queue)

@@ -292,6 +292,8 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_store(control->reserved_items, 0);
     mpq_store(control->blocked_on_claim, 0);
     mpq_store(control->gateless, 0);
+    mpq_store(control->gate_device, 0);
+    mpq_store(control->gate_inode, 0);
     mpq_store(control->sealed, meta->sealed);
     mpq_store(control->seq_mark, meta->seq_mark);
     mpq_store(control->generation_mark, meta->generation_mark);

@@ -102,6 +102,12 @@ def need_tool(name: str) -> str:
     return found
 
 
+def in_other_shm(setup: str = "mount -t tmpfs t /dev/shm") -> tuple[str, ...]:
+    """Prefix of a command: runs it in a mount namespace whose /dev/shm is something else."""
+    need_root()
+    return (need_tool("unshare"), "-m", "sh", "-c", f'{setup} && exec "$0" "$@"')
+
+
 # ---- children
 
 

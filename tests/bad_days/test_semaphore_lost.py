@@ -17,7 +17,7 @@ import pytest
 import mpqueue
 from conftest import OpenQueue
 from mpqueue import semaphore
-from rig import Child, drain, make, need_root, need_tool, run
+from rig import Child, drain, in_other_shm, make, run
 
 posix_ipc = pytest.importorskip("posix_ipc")
 
@@ -138,12 +138,6 @@ def test_semaphore_is_made_again_by_the_next_open(open_queue: OpenQueue, spool: 
 # ---- /dev/shm
 
 
-def _shm(setup: str) -> tuple[str, ...]:
-    """Runs a program in a mount namespace whose /dev/shm is something else."""
-    need_root()
-    return (need_tool("unshare"), "-m", "sh", "-c", f'{setup} && exec "$0" "$@"')
-
-
 SHMS = {
     "read only": "mount -t tmpfs -o ro t /dev/shm",
     "of one page": "mount -t tmpfs -o size=4k,nr_inodes=2 t /dev/shm && head -c 4096 /dev/zero "
@@ -155,7 +149,7 @@ SHMS = {
 @pytest.mark.parametrize("shm", SHMS)
 def test_missing_dev_shm_costs_no_item_and_is_said_once(tmp_path: Path, shm: str) -> None:
     path = tmp_path / "spool"
-    prefix = _shm(SHMS[shm])
+    prefix = in_other_shm(SHMS[shm])
     lines = run(
         """
 import logging
@@ -193,7 +187,7 @@ def test_semaphores_of_two_dev_shm_exclude_each_other_all_the_same(tmp_path: Pat
     """Half of the producers see another semaphore of the same name; the lock is still one lock."""
     path = tmp_path / "spool"
     make(path, [], durability="none", segment_size=1 << 20)
-    prefix = _shm("mount -t tmpfs t /dev/shm")
+    prefix = in_other_shm()
     with contextlib.ExitStack() as stack:
         children = [
             stack.enter_context(
