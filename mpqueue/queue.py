@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections import deque
 
 from mpqueue import _log, _native, semaphore
 from mpqueue.consumer import Consumer
-from mpqueue.exceptions import Closed, ConsumerBusy, Empty
+from mpqueue.exceptions import Closed, ConsumerBusy, Empty, Full, LockTimeout, NoSpace, Sealed
 from mpqueue.options import NO_CODEC, from_native, to_native
 
 TYPE_CHECKING = False
@@ -408,7 +409,8 @@ class Queue(_native.Queue[T]):
         ...     b.append(b"one")
         ...     b.append(b"two")
 
-        Nothing is put when the body raises. timeout: as for put_many(), on commit.
+        Nothing is put when the body raises. Without `with`, commit() puts. timeout: as for
+        put_many(), of each commit.
         """
         _check_timeout(timeout)
         return Batch(self, timeout)
@@ -532,7 +534,11 @@ def _reopen(kind: type[Queue[T]], path: str, create: bool, given: dict[str, Any]
 
 
 class Batch(Generic[T]):
-    """Items to be put as one; made by `Queue.batch()`."""
+    """Items to be put as one; made by `Queue.batch()`.
+
+    commit() puts what was appended so far, as often as wanted; leaving `with` commits the rest.
+    One that is collected with items in it drops them, with a ResourceWarning.
+    """
 
     def __init__(self, queue: Queue[T], timeout: float | None) -> None:
         self._queue = queue
@@ -540,7 +546,7 @@ class Batch(Generic[T]):
         self._items: list[bytes] = []
         self._pid = os.getpid()
         self.seqs: range | None = None
-        """Seqs of the items once they are put, None before."""
+        """Seqs of the items of the newest commit, None before there was one."""
 
     if TYPE_CHECKING:
 
@@ -550,7 +556,7 @@ class Batch(Generic[T]):
         def append(self, item: T) -> None: ...
 
     def append(self, item: Any) -> None:
-        """Add one item, encoded or copied now. TooLarge comes on leaving `with`.
+        """Add one item, encoded or copied now. TooLarge comes on commit.
 
         What the codec raises adds nothing; caught inside the block, the rest is put all the same.
         """
@@ -558,6 +564,24 @@ class Batch(Generic[T]):
         encode = self._queue._encode
         body: Any = item if encode is None else encode(item)
         self._items.append(body if type(body) is bytes else bytes(memoryview(body)))
+
+    def commit(self) -> range:
+        """Put what was appended since the last commit, all or nothing; returns the seqs.
+
+        The batch is empty then, and may be filled again. Without items: an empty range.
+
+        Raises what put_many() raises. Full, LockTimeout, NoSpace and Sealed leave the items here
+        for another commit(); after any other error the batch is empty, and the error says whether
+        they were put.
+        """
+        self._check_process()
+        items, self._items = self._items, []
+        try:
+            self.seqs = self._queue._put_encoded(items, timeout=self._timeout)
+        except (Full, LockTimeout, NoSpace, Sealed):
+            self._items[:0] = items  # what another thread appended meanwhile stays behind them
+            raise
+        return self.seqs
 
     def __len__(self) -> int:
         return len(self._items)
@@ -571,10 +595,22 @@ class Batch(Generic[T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        items, self._items = self._items, []
-        if kind is None:
-            self._check_process()
-            self.seqs = self._queue._put_encoded(items, timeout=self._timeout)
+        try:
+            if kind is None and (self._items or self.seqs is None):
+                self.commit()
+        finally:
+            self._items = []
+
+    def __del__(self) -> None:
+        items = getattr(self, "_items", None)  # absent when __init__ raised
+        if items and self._pid == os.getpid():
+            warnings.warn(
+                f"{self._queue.path}: a batch was dropped without commit(): {len(items)} appended "
+                "items were not put; use `with q.batch()` or call it",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

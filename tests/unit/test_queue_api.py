@@ -7,11 +7,13 @@ crashes in processes of their own.
 from __future__ import annotations
 
 import array
+import gc
 import os
 import pickle
 import signal
 import stat
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -209,6 +211,62 @@ def test_batch_commits_on_leaving_and_not_on_an_exception(open_queue: OpenQueue)
         items = c.reserve_many(9)
         assert [i.body for i in items] == [b"one", b"two"]
         c.ack_many(items)
+
+
+def test_a_batch_commits_as_often_as_asked(open_queue: OpenQueue) -> None:
+    q = open_queue(capacity=5)
+    b = q.batch(timeout=0)
+    assert b.commit() == range(0)
+    b.append(b"1")
+    b.append(b"2")
+    first = b.commit()
+    assert (len(first), b.seqs, len(b), len(q)) == (2, first, 0, 2)
+    with b:
+        b.append(b"3")
+        second = b.commit()
+        assert len(q) == 3, "at once, not on leaving"
+    assert b.seqs == second, "nothing was left to put"
+    with pytest.raises(KeyError), b:
+        b.append(b"4")
+        b.commit()
+        b.append(b"never")
+        raise KeyError
+    assert (len(b), len(q)) == (0, 4)
+    b.append(b"5")
+    b.append(b"6")
+    with pytest.raises(mpqueue.Full):
+        b.commit()
+    assert (len(b), len(q)) == (2, 4), "they wait for another try"
+    with q.consumer() as c:
+        assert [c.take().body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+        assert len(b.commit()) == 2
+        assert [c.take().body for _ in range(2)] == [b"5", b"6"]
+    b.append(bytes(500_000))
+    b.append(bytes(500_000))
+    with pytest.raises(mpqueue.TooLarge):
+        b.commit()
+    assert len(b) == 0, "no other try can help"
+
+
+def test_a_batch_that_is_collected_with_items_says_so(open_queue: OpenQueue) -> None:
+    q = open_queue()
+    b = q.batch()
+    b.append(b"1")
+    b.append(b"2")
+    with pytest.warns(ResourceWarning, match=f"{q.path}: .*2 appended items were not put"):
+        b = q.batch()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with pytest.raises(KeyError), q.batch() as b:
+            b.append(b"the exception said it")
+            raise KeyError
+        del b
+        b = q.batch()
+        b.append(b"put")
+        b.commit()
+        del b
+        gc.collect()
+    assert (said, len(q)) == ([], 1)
 
 
 def test_encode_hook_makes_the_bytes(open_queue: OpenQueue) -> None:
