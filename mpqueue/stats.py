@@ -131,15 +131,18 @@ class Stats(Record):
     corrupt_skipped: int
     """Counter: damaged extents that could not be saved."""
     members: int
-    """Gauge: entries in the table of members."""
+    """Gauge: entries in the table of members, also those of handles that are gone: the next ones
+    to attach take them."""
     members_alive: int
-    """Gauge: processes attached now."""
+    """Gauge: of them, handles that are attached now, one for each `Queue` that a process has open.
+    At most max_members: handles beyond the table work, but have no entry and do not count here."""
     consumer_attached: bool
     """Gauge: a process has the consumer role."""
     consumer_pid: int
-    """Which one, in its own pid namespace; 0 when nobody has."""
+    """Which one, in its own pid namespace; 0 when nobody has, or one without an entry."""
     blocked_on_claim: int
-    """Gauge: pid of a live producer that the consumer waits for to finish its put; 0 = none."""
+    """Gauge: pid of a live producer that the consumer waits for to finish its put; 0 = none, or
+    one without an entry."""
     blocked_on_window: bool
     """Gauge: acks ran ahead as far as ack_window allows; the oldest item holds everything."""
     recoveries: int
@@ -224,7 +227,7 @@ _RENAMED = {
     "blocked_on_claim": "blocked_on_claim_pid",
 }
 _FLAGS = {
-    "consumer_attached": "consumer_pid",
+    "consumer_attached": "consumer_attached",
     "blocked_on_window": "blocked_on_window",
     "sealed": "sealed",
     "poisoned": "poison_errno",

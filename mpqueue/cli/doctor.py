@@ -141,11 +141,16 @@ def _members(view: Inspection) -> Iterator[Advice]:
     members = view.members
     living = [member for member in members if member.alive]
     most = int(view.options["max_members"])
-    text = f"{len(living)} processes attached, {len(members) - len(living)} left or died"
     if len(living) >= most:
-        yield Advice("warning", "members", f"{text}: the table of {most} is full, counters merge")
+        text = (
+            f"{most} handles or more are attached: the table of {most} is full, those beyond it "
+            "work, but cannot be told apart or counted; max_members is fixed when a queue is made"
+        )
+        yield Advice("warning", "members", text)
     else:
-        yield Advice("ok", "members", f"{text}, room for {most}")
+        gone = len(members) - len(living)
+        text = f"{len(living)} handles attached, {gone} left or died, room for {most}"
+        yield Advice("ok", "members", text)
     if any(member.weak for member in living):
         text = "weak: lock bytes are held by descriptors, so segment files are not reused in place"
         yield Advice("warning", "liveness", text)

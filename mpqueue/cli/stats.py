@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,11 @@ def run(args: argparse.Namespace) -> int:
             stats: dict[str, Any] = now._asdict()
             stats["sync_duration_seconds"] = histogram_json(now.sync_duration_seconds)
             stats["options"] = queue.options._asdict()
-            others = [member for member in queue.members() if member.pid != os.getpid()]
+            members = queue.members()
+            others = [member for member in members if member.incarnation != queue.incarnation]
             stats["attached"] = [member._asdict() for member in others]
-            stats["members_alive"] -= 1  # this command looks, and is gone
+            # This command looks, and is gone; where the table is full it has no entry.
+            stats["members_alive"] -= len(members) - len(others)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise

@@ -333,6 +333,7 @@ static const struct field stats_fields[] = {
     STAT(corrupt_skipped),
     STAT(members),
     STAT(members_alive),
+    STAT(consumer_attached),
     STAT(consumer_pid),
     STAT(blocked_on_claim_pid),
     STAT(blocked_on_window),

@@ -359,10 +359,12 @@ struct mpq_stats { /* one consistent-enough snapshot; every field also readable 
     uint64_t flushes, flush_ns, flush_histogram[MPQ_HISTOGRAM];
     uint64_t full, waits, lock_waits, lock_wait_max_ns, takeovers;
     uint64_t cursor_writes, loss_events, corrupt_saved, corrupt_skipped;
-    uint64_t members, members_alive, consumer_pid; /* 0 = nobody */
+    uint64_t members, members_alive; /* of the table: handles beyond it are not counted */
+    uint64_t consumer_pid; /* 0 = nobody, or not in the table */
     uint64_t blocked_on_claim_pid, blocked_on_window; /* 0 = not blocked */
     uint64_t recoveries, recovered_at_most;
     uint32_t sealed, poison_errno, poison_stage, weak, fault, durability;
+    uint32_t consumer_attached; /* also one that has no pid here: it is not in the table */
 };
 void mpq_stats_get(struct mpq_queue *queue, struct mpq_stats *stats);
 uint64_t mpq_depth(struct mpq_queue *queue);

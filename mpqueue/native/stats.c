@@ -147,6 +147,7 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     uint64_t holder = mpq_load(control->consumer);
     if (holder != 0 && !mpq_dead(queue, holder)) {
         int64_t pid = mpq_pid_of(queue, holder);
+        stats->consumer_attached = 1;
         stats->consumer_pid = pid > 0 ? (uint64_t)pid : 0;
     }
     uint64_t claimant = mpq_load(control->blocked_on_claim);

@@ -169,6 +169,7 @@ def _of_members(view: Inspection) -> dict[str, Any]:
     present = [entry for entry in entries if entry["role"] and alive(entry["incarnation"])]
     pids = {entry["incarnation"]: entry["pid"] for entry in entries}
     holder = control.values["consumer"]
+    attached = bool(holder) and alive(holder)
     histograms = (entry["flush_histogram"] for entry in counted)
     return {
         **{name: sum(entry[name] for entry in counted) for name in _SUMMED},
@@ -177,7 +178,8 @@ def _of_members(view: Inspection) -> dict[str, Any]:
         "members": len(entries),
         "members_alive": len(present),
         "weak": any(entry["weak"] for entry in present),
-        "consumer_pid": pids.get(holder, 0) if holder and alive(holder) else 0,
+        "consumer_attached": attached,
+        "consumer_pid": pids.get(holder, 0) if attached else 0,
         "blocked_on_claim_pid": pids.get(control.values["blocked_on_claim"], 0),
     }
 

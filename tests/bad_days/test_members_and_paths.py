@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import mpqueue
+from mpqueue import metrics
 from rig import Child, drain
 
 MEMBERS = 12
@@ -33,10 +35,17 @@ while True:
     elif word == "consume":
         with q.consumer() as c:
             say(*(item.body.split()[0].decode() for item in c.drain()))
+            listen()
     else:
         break
 q.close()
 """
+
+
+def told(*words: object) -> str:
+    """What the command line prints."""
+    command = [sys.executable, "-P", "-m", "mpqueue", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_more_members_than_the_table_holds(tmp_path: Path) -> None:
@@ -51,16 +60,23 @@ def test_more_members_than_the_table_holds(tmp_path: Path) -> None:
         for child in children:
             assert child.hear() == "open"
         now = q.stats()
-        assert now.members <= 5
+        assert (now.members, now.members_alive) == (4, 4), "13 are attached, 4 have an entry"
         assert len(q.members()) == 4
+        assert metrics.read(path).values["members_alive"] == 4
+        assert "4 handles or more" in told("doctor", path)
+        assert json.loads(told("stats", path, "--json"))["members_alive"] == 4
         for child in children:
             child.tell("put")
         for child in children:
             assert child.hear() == "done"
         assert len(q) == q.stats().items_enqueued == MEMBERS * ITEMS
         # The consumer is a process that has no entry of its own; then it, too, is killed.
+        assert not q.stats().consumer_attached
         children[-1].tell("consume")
         words = children[-1].hear().split()
+        for now in (q.stats()._asdict(), metrics.read(path).values):
+            assert (now["consumer_attached"], now["consumer_pid"]) == (True, 0)
+        children[-1].tell("go on")
         assert sorted(words) == sorted(f"p{p}" for p in range(MEMBERS) for _ in range(ITEMS))
         for child in children[::2]:
             child.kill()
