@@ -53,6 +53,8 @@ class Family(NamedTuple):
     """The field of `Stats` that it shows, or a word for what is not there."""
     kind: str
     help: str
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels that all its samples have besides `queue`."""
 
     @property
     def name(self) -> str:
@@ -106,7 +108,12 @@ FAMILIES: tuple[Family, ...] = (
     Family("items_acked", "counter", "Items acked."),
     Family("items_nacked", "counter", "Items given back."),
     Family("items_skipped", "counter", "Items dropped by skip()."),
-    Family("items_dropped", "counter", "Puts dropped by on_full=drop because there was no room."),
+    Family(
+        "items_dropped",
+        "counter",
+        "Puts dropped by on_full=drop because there was no room.",
+        (("reason", "full"),),
+    ),
     Family("items_settled", "counter", "Items acked, skipped, lost, and gaps."),
     Family("bytes_settled", "counter", "Bytes of the frames of settled items."),
     Family("claim_gaps", "counter", "Puts whose process died or failed before it published."),
@@ -234,7 +241,7 @@ def samples(
 
 
 def _samples(family: Family, queue: str, value: object) -> Iterator[Sample]:
-    labels: tuple[tuple[str, str], ...] = (("queue", queue),)
+    labels: tuple[tuple[str, str], ...] = (("queue", queue), *family.labels)
     if isinstance(value, Histogram):
         total = 0
         for bound, count in zip(value.bounds, value.counts, strict=True):

@@ -66,8 +66,9 @@ def expected(stats: mpqueue.Stats, label: str) -> dict[Key, float]:
             result["mpqueue_queue_info", ((field, value), queue)] = 1
         else:
             suffix = "_total" if kinds[field] == "counter" else ""
+            reason = (("reason", "full"),) if field == "items_dropped" else ()
             assert isinstance(value, int | float)
-            result[f"mpqueue_{field}{suffix}", (queue,)] = float(value)
+            result[f"mpqueue_{field}{suffix}", (queue, *reason)] = float(value)
     result["mpqueue_up", (queue,)] = result["mpqueue_live", (queue,)] = 1
     result["mpqueue_build_info", (("version", mpqueue.__version__),)] = 1
     return result
