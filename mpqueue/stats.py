@@ -170,6 +170,8 @@ class Member(Record):
     """Number of its attachment; never reused."""
     pid: int
     """Its process id, in its own pid namespace."""
+    pid_namespace: int
+    """Which one: inode of its /proc/self/ns/pid, 0 when that could not be read."""
     command: str
     """Its command name."""
     consumer: bool
@@ -187,7 +189,19 @@ class Member(Record):
     bytes_enqueued: int
     """Their frames, bytes."""
     full: int
-    """Its puts that found no room."""
+    """Its puts that found no room, whether they then waited or not."""
+    items_dropped: int
+    """Its puts that found no room and were dropped by on_full="drop"."""
+    waits: int
+    """Slices that it slept, for anything."""
+    lock_waits: int
+    """Slices that it slept for the header lock."""
+    lock_wait_max_seconds: float
+    """Its longest wait for the header lock."""
+    flushes: int
+    """Flushes that it led: one covers the puts of all that wait."""
+    flush_seconds: float
+    """How long they took together, seconds."""
 
 
 class Repair(Record):
@@ -239,6 +253,8 @@ _SECONDS = {
     "oldest_ready_age_seconds": "oldest_age_ns",
 }
 
+_MEMBER_SECONDS = ("joined_at", "lock_wait_max_seconds", "flush_seconds")
+
 
 def from_native(stored: Mapping[str, Any]) -> Stats:
     """Stats from the native snapshot."""
@@ -263,18 +279,9 @@ def from_native(stored: Mapping[str, Any]) -> Stats:
 
 
 def member(entry: Sequence[Any], consumer_role: int) -> Member:
-    """A Member from the native tuple."""
-    incarnation, pid, command, role, alive, weak, start_time, joined_at, items, size, full = entry
-    return Member(
-        incarnation=incarnation,
-        pid=pid,
-        command=command,
-        consumer=bool(role & consumer_role),
-        alive=alive,
-        weak=weak,
-        start_time=start_time,
-        joined_at=joined_at / 1e9,
-        items_enqueued=items,
-        bytes_enqueued=size,
-        full=full,
-    )
+    """A Member from the native tuple, whose order is that of the fields."""
+    values: dict[str, Any] = dict(zip(Member.__annotations__, entry, strict=True))
+    values["consumer"] = bool(values["consumer"] & consumer_role)
+    for name in _MEMBER_SECONDS:
+        values[name] /= 1e9
+    return Member(**values)

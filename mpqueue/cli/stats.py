@@ -57,6 +57,14 @@ def run(args: argparse.Namespace) -> int:
     return common.OK
 
 
+_TROUBLES = {
+    "full": "found no room",
+    "items_dropped": "dropped",
+    "flushes": "flushes",
+    "lock_waits": "waits for the lock",
+}
+
+
 def _option(name: str, value: object) -> object:
     if name == "mode":
         return f"{value:04o}"
@@ -66,7 +74,11 @@ def _option(name: str, value: object) -> object:
 def _member(member: Mapping[str, Any]) -> str:
     state = "alive" if member["alive"] else "dead"
     role = "consumer" if member["consumer"] else "producer"
-    return f"{member['command']}, {role}, {state}, put {member['items_enqueued']} items"
+    text = f"{member['command']}, {role}, {state}, put {member['items_enqueued']} items"
+    for name, words in _TROUBLES.items():
+        if member.get(name):  # absent where files were counted instead
+            text += f", {words} {member[name]}"
+    return text
 
 
 def histogram_json(histogram: mpqueue.stats.Histogram) -> dict[str, Any]:

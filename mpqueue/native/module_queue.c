@@ -418,15 +418,22 @@ static PyObject *queue_members(PyObject *object, PyObject *ignored)
                                           (Py_ssize_t)strnlen(info->command, sizeof info->command),
                                           "surrogateescape");
         PyObject *member =
-            command ? Py_BuildValue("(KKNINNKKKKK)", (unsigned long long)info->incarnation,
-                                    (unsigned long long)info->pid, command, (unsigned)info->role,
-                                    PyBool_FromLong((long)info->alive),
+            command ? Py_BuildValue("(KKKNINNKKKKKKKKKKK)", (unsigned long long)info->incarnation,
+                                    (unsigned long long)info->pid,
+                                    (unsigned long long)info->pid_namespace, command,
+                                    (unsigned)info->role, PyBool_FromLong((long)info->alive),
                                     PyBool_FromLong((long)info->weak),
                                     (unsigned long long)info->start_time,
                                     (unsigned long long)info->joined_at,
                                     (unsigned long long)info->enqueued_items,
                                     (unsigned long long)info->enqueued_bytes,
-                                    (unsigned long long)info->full)
+                                    (unsigned long long)info->full,
+                                    (unsigned long long)info->dropped_items,
+                                    (unsigned long long)info->waits,
+                                    (unsigned long long)info->lock_waits,
+                                    (unsigned long long)info->lock_wait_max_ns,
+                                    (unsigned long long)info->flushes,
+                                    (unsigned long long)info->flush_ns)
                     : NULL;
         if (!member || PyList_Append(members, member) < 0)
             Py_CLEAR(members);

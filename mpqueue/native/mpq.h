@@ -375,7 +375,9 @@ MPQ_CHECKED mpq_status mpq_still_there(struct mpq_queue *queue, struct mpq_error
 MPQ_CHECKED mpq_status mpq_usable(struct mpq_queue *queue, struct mpq_error *error);
 
 struct mpq_member_info {
-    uint64_t incarnation, pid, start_time, joined_at, enqueued_items, enqueued_bytes, full;
+    uint64_t incarnation, pid, pid_namespace, start_time, joined_at;
+    uint64_t enqueued_items, enqueued_bytes, full, dropped_items;
+    uint64_t waits, lock_waits, lock_wait_max_ns, flushes, flush_ns;
     uint32_t role, alive, weak;
     char command[16];
 };

@@ -100,6 +100,7 @@ def read_members(view: Inspection) -> list[stats.Member]:
             (
                 entry["incarnation"],
                 entry["pid"],
+                entry["pid_namespace"],
                 entry["command"].partition(b"\0")[0].decode("utf-8", "replace"),
                 entry["role"],
                 view.source.liveness.alive(entry["incarnation"]),
@@ -109,6 +110,12 @@ def read_members(view: Inspection) -> list[stats.Member]:
                 entry["enqueued_items"],
                 entry["enqueued_bytes"],
                 entry["full"],
+                entry["dropped_items"],
+                entry["waits"],
+                entry["lock_waits"],
+                entry["lock_wait_max_ns"],
+                entry["flushes"],
+                entry["flush_ns"],
             ),
             layout.ROLE_CONSUMER,
         )

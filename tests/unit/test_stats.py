@@ -25,6 +25,7 @@ from conftest import OpenQueue, RunPython
 from mpqueue import layout, semaphore
 from mpqueue.reader import control as reader_control
 from mpqueue.reader import verify
+from mpqueue.reader.stats import read_members
 
 SEGMENT = 1 << 16
 FRAME_100 = 160  # 48 bytes of header and 100 of payload, rounded up to 32
@@ -437,6 +438,29 @@ def test_counts_are_exact_under_kills(open_queue: OpenQueue, spool: Path, durabi
 
 
 @pytest.mark.crash
+def test_members_show_what_each_of_them_did(open_queue: OpenQueue, spool: Path) -> None:
+    """The sum over all is what stats() says; the reader from outside and the CLI agree."""
+    q, other = open_queue(capacity=2), open_queue()
+    q.put(b"1")
+    q.put(b"2")
+    for _ in range(3):
+        assert other.put(b"no", timeout=0, on_full="drop") is None
+    with pytest.raises(mpqueue.Full):
+        other.put(b"no", timeout=0.05)
+    (mine, theirs), now = q.members(), q.stats()
+    assert (mine.flushes, mine.full, mine.items_dropped, mine.items_enqueued) == (2, 0, 0, 2)
+    assert (theirs.flushes, theirs.full, theirs.items_dropped) == (0, 4, 3)
+    assert mine.flush_seconds == pytest.approx(now.sync_duration_seconds.sum) != 0
+    assert theirs.waits >= 1
+    for field in ("full", "items_dropped", "waits", "lock_waits"):
+        assert getattr(mine, field) + getattr(theirs, field) == getattr(now, field)
+    longest = max(mine.lock_wait_max_seconds, theirs.lock_wait_max_seconds)
+    assert longest == now.lock_wait_max_seconds
+    assert mine.pid_namespace == theirs.pid_namespace == os.stat("/proc/self/ns/pid").st_ino
+    with mpqueue.inspect(spool) as view:
+        assert read_members(view) == [mine, theirs]
+
+
 def test_dead_members_are_folded_into_the_totals(open_queue: OpenQueue) -> None:
     """More processes than the table holds come and die; no count of theirs is lost."""
     q = open_queue(capacity=1, max_members=16, durability="none")
