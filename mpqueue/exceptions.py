@@ -93,7 +93,7 @@ class Full(MpqueueError, _queue.Full):
     """No room in time; nothing was put. Try again when the consumer has acked."""
 
     reason: str = "capacity"
-    """Which bound: "capacity", "bytes", "ring", "scheduled" or "pinned"."""
+    """Which bound: "capacity", "bytes" or "ring". "scheduled" and "pinned" cannot occur yet."""
 
 
 class Empty(MpqueueError, _queue.Empty):
