@@ -94,6 +94,15 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("mpqueue")
+    if name == "_native":  # each `from mpqueue import _native` asks here first
+        try:
+            return __import__("mpqueue._native", fromlist=["*"])
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"{__path__[0]} has no compiled core (mpqueue._native) for this Python: if it is "
+                "in the source tree, install that with pip and run Python elsewhere, or with -P",
+                name="mpqueue._native",
+            ) from error
     if name in __all__:
         for part in _PARTS:
             module = __import__(f"mpqueue.{part}", fromlist=["*"])

@@ -563,7 +563,13 @@ class Batch(Generic[T]):
         self._check_process()
         encode = self._queue._encode
         body: Any = item if encode is None else encode(item)
-        self._items.append(body if type(body) is bytes else bytes(memoryview(body)))
+        try:
+            self._items.append(body if type(body) is bytes else bytes(memoryview(body)))
+        except TypeError:
+            raise TypeError(
+                f"an item is bytes or another bytes-like object, not {type(body).__name__}: "
+                "encode it first, or give the queue a codec"
+            ) from None
 
     def commit(self) -> range:
         """Put what was appended since the last commit, all or nothing; returns the seqs.

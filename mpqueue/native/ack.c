@@ -229,6 +229,7 @@ static void wake_reserves(struct mpq_consumer *consumer)
 static mpq_status return_one(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
                              bool unseen, struct mpq_error *error)
 {
+    volatile bool acked = false;
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
     if (entry->seq == seq && entry->state == MPQ_ENTRY_OUT && entry->token == (uint32_t)token) {
@@ -238,8 +239,14 @@ static mpq_status return_one(struct mpq_consumer *consumer, uint64_t seq, uint64
         wake_reserves(consumer);
     } else {
         status = MPQ_STALE;
+        acked = entry->seq == seq && entry->state == MPQ_ENTRY_SETTLED &&
+                entry->token == (uint32_t)token;
     }
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    if (acked)
+        return mpq_fail(error, MPQ_STALE,
+                        "%s: seq %llu was acked: it cannot be given back, and nothing was changed",
+                        consumer->queue->path, (unsigned long long)seq);
     return status == MPQ_STALE ? stale(consumer, seq, error) : status;
 }
 

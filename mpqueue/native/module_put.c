@@ -21,9 +21,14 @@ static int bytes_take(struct state *state, PyObject *object, struct mpq_item_in 
         in->body = PyBytes_AsString(object);
         size = PyBytes_Size(object);
     } else {
-        if (PyUnicode_Check(object)) {
-            PyErr_SetString(PyExc_TypeError, "an item is bytes or another bytes-like object, not "
-                                             "str: encode it first");
+        if (!PyObject_CheckBuffer(object)) {
+            PyObject *name = PyType_GetName(Py_TYPE(object));
+            if (name)
+                PyErr_Format(PyExc_TypeError,
+                             "an item is bytes or another bytes-like object, not %U: encode it "
+                             "first, or give the queue a codec",
+                             name);
+            Py_XDECREF(name);
             return -1;
         }
         if (PyObject_GetBuffer(object, view, PyBUF_SIMPLE) < 0) {

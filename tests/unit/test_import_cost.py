@@ -5,6 +5,10 @@ Method: list sys.modules in a fresh interpreter.
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import mpqueue
 from conftest import RunPython
 
 HEAVY = {
@@ -41,6 +45,36 @@ def test_every_public_name_comes_on_first_use(run_python: RunPython) -> None:
         "import mpqueue; assert not hasattr(mpqueue, 'nonsense')",
     ):
         run_python(code)
+
+
+def test_a_source_tree_without_its_core_says_so(run_python: RunPython, tmp_path: Path) -> None:
+    """Whichever way to the core comes first."""
+    source = Path(mpqueue.__file__).parent
+    skipped = shutil.ignore_patterns("_native*", "native", "__pycache__")
+    shutil.copytree(source, tmp_path / "mpqueue", ignore=skipped)
+    for code in (
+        "mpqueue.Queue",
+        "from mpqueue import Queue",
+        "import mpqueue.consumer",
+        "import mpqueue.logging.marked",
+        "from mpqueue import _native",
+    ):
+        run_python(
+            """
+            import sys
+            sys.path.insert(0, sys.argv[1])
+            import mpqueue
+            try:
+                exec(sys.argv[2])
+            except ImportError as error:
+                text = f"{sys.argv[1]}/mpqueue has no compiled core"
+                assert str(error).startswith(text) and "pip" in str(error), error
+            else:
+                raise AssertionError("it was found")
+            """,
+            str(tmp_path),
+            code,
+        )
 
 
 def test_putting_and_taking_load_no_logging_and_no_numpy(

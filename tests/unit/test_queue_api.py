@@ -83,11 +83,12 @@ def test_bytes_like_payloads_round_trip(open_queue: OpenQueue, item: bytes) -> N
 @pytest.mark.parametrize("item", ["text", None, 7, ["a"]], ids=repr)
 def test_other_payloads_are_refused_and_nothing_is_put(open_queue: OpenQueue, item: object) -> None:
     q = open_queue()
-    with pytest.raises(TypeError):
+    text = f"an item is bytes or another bytes-like object, not {type(item).__name__}: encode it"
+    with pytest.raises(TypeError, match=text):
         q.put(item)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=text):
         q.put_many([b"whole", item])
-    with pytest.raises(TypeError), q.batch() as b:
+    with pytest.raises(TypeError, match=text), q.batch() as b:
         b.append(b"whole")
         b.append(item)
     with pytest.raises(BufferError):
