@@ -11,8 +11,8 @@ A reserve costs no thread: the loop watches `Consumer.fileno()`, and one callbac
 ready to the tasks that wait, first come, first served. Puts try at once and go to a few threads
 only for what has to wait: room, the disk, or another process's turn.
 
-Objects of this module belong to one event loop and one process. After a fork wrap the handle anew
-in the child; the handle itself works there.
+Objects of this module belong to one event loop and one process. In a forked child their calls raise
+Closed, and close() does nothing; the handle itself works there: wrap it anew.
 """
 
 from __future__ import annotations

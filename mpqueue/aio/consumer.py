@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Generic
 
-from mpqueue.aio.threads import deadline_of, slice_of
+from mpqueue.aio.threads import Ending, deadline_of, slice_of
 from mpqueue.exceptions import Closed, ConsumerBusy, Corrupt, MpqueueError, Sealed
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class AsyncConsumer(Generic[T]):
         self._standby = wait
         self._options = options
         self._consumer: Consumer[T] | None = None
-        self._closed = False
+        self._refuses = False
+        self._ending: Ending | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._line: Line = OrderedDict()
         self._fd = -1
@@ -88,10 +89,13 @@ class AsyncConsumer(Generic[T]):
     # ---- the role
 
     async def __aenter__(self) -> Self:
-        if self._consumer is not None or self._closed:
+        self._threads.check_process()
+        if self._consumer is not None or self._refuses:
             raise Closed(f"{self._queue.path}: a consumer is entered once; ask for another one")
         deadline = deadline_of(self._standby or 0)
         while self._consumer is None:
+            if self._refuses:
+                raise self._refusal()
             left = slice_of(deadline)
             try:
                 self._consumer = await self._threads.start(
@@ -100,6 +104,11 @@ class AsyncConsumer(Generic[T]):
             except ConsumerBusy:
                 if deadline is not None and slice_of(deadline) == 0:
                     raise
+            else:
+                self._ending = Ending(self._threads, self._consumer.close)
+        if self._refuses:  # close() was called meanwhile, and found no role to give back
+            await self.close()
+            raise self._refusal()
         self._acks_wait = self._queue.options.durability == "sync"
         return self
 
@@ -114,34 +123,46 @@ class AsyncConsumer(Generic[T]):
     async def close(self) -> None:
         """Persist acks and give the role back; what is in hand is ready again. Idempotent.
 
-        Tasks that wait in a reserve get Closed.
+        Tasks that wait in a reserve get Closed. Cancelled, or failed, the role is given back all
+        the same: the job goes on, and calling close() again waits for it.
+
+        Silent in a forked child, where it touches nothing: the role is the parent's.
         """
-        if self._closed:
+        if self._threads.foreign():
             return
-        self._closed = True
+        self._refuses = True
         while self._line:
             future, _ = self._line.popitem(last=False)
-            if not future.done():
-                future.set_exception(self._refusal())
+            self._refuse(future)
         self._unwatch()
-        if self._consumer is not None:
-            await self._threads.start(self._consumer.close)
+        if self._ending is not None:
+            await self._ending.wait()
+
+    def _refuse(self, future: asyncio.Future[Any]) -> None:
+        if not future.done():
+            with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits there
+                future.set_exception(self._refusal())
 
     @property
     def closed(self) -> bool:
-        """True before `async with`, and once the consumer or its queue was closed."""
-        return self._closed or self._consumer is None or self._consumer.closed
+        """It has no role: before `async with`, once close() has given it back or its handle was
+        closed, and in a forked child. False while close() is at work."""
+        if self._threads.foreign() or self._consumer is None or self._ending is None:
+            return True
+        return self._ending.done or (self._consumer.closed and not self._refuses)
 
     @property
     def consumer(self) -> Consumer[T]:
         """The consumer behind it, for peek(), skip(), rewind(), ack_up_to(). Closed when it has
         none."""
-        if self._closed or self._consumer is None:
+        if self._threads.foreign() or self._refuses or self._consumer is None:
             raise self._refusal()
         return self._consumer
 
     def _refusal(self) -> Closed:
-        how = "was closed" if self._closed else "is not open: enter it with `async with`"
+        if self._threads.foreign():
+            return self._threads.refusal()
+        how = "was closed" if self._refuses else "is not open: enter it with `async with`"
         return Closed(f"{self._queue.path}: this consumer {how}")
 
     # ---- reserving
@@ -170,6 +191,7 @@ class AsyncConsumer(Generic[T]):
             if self._at_once > _AT_ONCE:
                 self._at_once = 0
                 await asyncio.sleep(0)
+                self._threads.check_process()
         if not self._line:  # else it would overtake
             if self._untold:
                 raise self._untold.popleft()
@@ -199,6 +221,8 @@ class AsyncConsumer(Generic[T]):
 
     def _take_back(self, future: asyncio.Future[Any]) -> None:
         """Something was handed to a task that was cancelled before it ran."""
+        if self._threads.foreign():
+            return
         error = future.exception()
         if error is None:
             found = future.result()
@@ -214,6 +238,8 @@ class AsyncConsumer(Generic[T]):
 
     def _hand_out(self) -> None:
         """The descriptor is readable."""
+        if self._threads.foreign():  # a copy of the loop; the descriptor has to stay in it
+            return
         if not self._line:
             self._unwatch()
         while self._line:
@@ -230,6 +256,7 @@ class AsyncConsumer(Generic[T]):
             self._line.pop(future, None)
 
     def _watch(self) -> asyncio.AbstractEventLoop:
+        self._threads.check_process()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -242,6 +269,7 @@ class AsyncConsumer(Generic[T]):
         return loop
 
     def _unwatch(self) -> None:
+        """In its own process only, as all that touches the loop."""
         if self._watched and self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
         self._watched = False
@@ -253,6 +281,7 @@ class AsyncConsumer(Generic[T]):
 
         Cancelled while it waits: the ack may have been made or not.
         """
+        self._threads.check_process()
         if durable or self._acks_wait:
             await self._threads.start(item.ack, durable)
         else:
@@ -260,6 +289,7 @@ class AsyncConsumer(Generic[T]):
 
     async def ack_many(self, items: Iterable[Item[T]], durable: bool = False) -> None:
         """Ack all; the good ones stand when StaleItem is raised for the others."""
+        self._threads.check_process()
         items = list(items)
         if durable or self._acks_wait:
             await self._threads.start(self.consumer.ack_many, items, durable)

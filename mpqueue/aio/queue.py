@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Generic
 
 from mpqueue.aio.consumer import AsyncConsumer
-from mpqueue.aio.threads import Threads, deadline_of, slice_of
+from mpqueue.aio.threads import Ending, Threads, deadline_of, slice_of
 from mpqueue.exceptions import Full
 
 if TYPE_CHECKING:
@@ -49,12 +49,16 @@ class AsyncQueue(Generic[T]):
     One of them at most waits for room.
 
     A context manager: leaving `async with` closes the handle.
+
+    It belongs to one process: in a forked child its calls raise Closed before they do anything, but
+    for close() and the end of `async with`, which do nothing. `queue` works there.
     """
 
     def __init__(self, queue: Queue[T]) -> None:
         """Wrap an open handle, which from then on is closed by close()."""
         self.queue: Queue[T] = queue
         self._threads = Threads(queue.path)
+        self._ending = Ending(self._threads, queue.close)
         self._line = asyncio.Lock()
         self._unflushed: list[tuple[int, asyncio.Future[None]]] = []
         self._flushing = False
@@ -99,6 +103,7 @@ class AsyncQueue(Generic[T]):
 
         Raises what `Queue.put` raises.
         """
+        self._threads.check_process()
         deadline = deadline_of(timeout)
         encode = self.queue._encode
         body: Any = item if encode is None else encode(item)
@@ -131,6 +136,7 @@ class AsyncQueue(Generic[T]):
         Under sync and group it holds up the loop for the time of a flush; `await put(item, 0)`
         does not.
         """
+        self._threads.check_process()
         return self.queue.put_nowait(item, headers=headers)
 
     if TYPE_CHECKING:
@@ -148,6 +154,7 @@ class AsyncQueue(Generic[T]):
         Bounds as of `Queue.put_many`: at most 4,096 items and half a segment, else TooLarge. Done
         in a thread. Cancelled once that began, the outcome is unknown: all are put, or none is.
         """
+        self._threads.check_process()
         deadline = deadline_of(timeout)
         encode = self.queue._encode
         bodies = [item if encode is None else encode(item) for item in items]
@@ -228,6 +235,7 @@ class AsyncQueue(Generic[T]):
 
         Arguments as for `Queue.consumer`: `wait` seconds to stand by for a live holder to end.
         """
+        self._threads.check_process()
         options = {"views": views, "on_loss": on_loss}
         consumer = AsyncConsumer(self.queue, self._threads, wait, options)
         self._consumer = weakref.ref(consumer)
@@ -239,19 +247,26 @@ class AsyncQueue(Generic[T]):
         """Close the consumer, then the handle, as `Queue.close` does. Idempotent.
 
         Waiting tasks get Closed. Raises FlushFailed or Poisoned when the last flush failed; it is
-        closed all the same.
+        closed all the same. So it is when this is cancelled: the job goes on, and calling close()
+        again waits for it. Silent in a forked child, where it touches nothing.
         """
+        if self._threads.foreign():
+            return
         consumer = self._consumer()
         try:
             if consumer is not None:
                 await consumer.close()
         finally:
-            try:
-                await self._threads.start(self.queue.close)
-            finally:
-                self._threads.end()
+            await self._end()
+
+    async def _end(self) -> None:
+        try:
+            await self._ending.wait()
+        finally:
+            self._threads.end()  # what was started before goes on
 
     async def __aenter__(self) -> Self:
+        self._threads.check_process()
         return self
 
     async def __aexit__(

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import mpqueue
-from conftest import OpenQueue, RunPython
+from conftest import OpenQueue
 from mpqueue.aio import AsyncConsumer, AsyncQueue
 
 SEED = int(os.environ.get("MPQ_SEED", str(random.SystemRandom().randrange(1 << 32))))
@@ -430,29 +430,3 @@ def test_ctrl_c_ends_a_reserve(open_queue: OpenQueue) -> None:
     q.put(b"x")
     with q.consumer() as c, c.reserve() as item:
         assert item.attempts == 1
-
-
-def test_a_forked_child_wraps_the_handle_anew(run_python: RunPython, spool: Path) -> None:
-    script = """
-    import asyncio, os, sys, warnings
-    import mpqueue
-    from mpqueue.aio import AsyncQueue
-    warnings.simplefilter("ignore", DeprecationWarning)
-    handle = mpqueue.Queue(sys.argv[1], durability="group")
-    q = AsyncQueue(handle)
-    asyncio.run(q.put(b"of the parent"))
-    pid = os.fork()
-    if pid == 0:
-        try:
-            asyncio.run(q.put(b"lost"))
-        except mpqueue.Closed:
-            asyncio.run(AsyncQueue(handle).put(b"of the child"))
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0
-    async def rest():
-        async with q, q.consumer() as c:
-            print([item.body for item in await c.reserve_many(9)])
-    asyncio.run(rest())
-    """
-    assert "b'of the child'" in run_python(script, spool)
