@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
 import mpqueue
-from rig import Child, advises, drain, make, until
+from rig import Child, advises, drain, make, remove, until
 
 policy = pytest.mark.parametrize("durability", ["none", "interval", "group", "sync"])
 
@@ -75,11 +74,11 @@ say("closed")
     with Child(script, path, durability) as child:
         assert child.hear() == "open"
         if how == "directory":
-            shutil.rmtree(path)
+            remove(path)
         elif how == "meta":
             (path / "meta").unlink()
         else:
-            shutil.rmtree(path)
+            remove(path)
             make(path, [b"new"])
         child.tell()
         assert child.hear() == "closed"
@@ -135,7 +134,7 @@ def test_a_close_tells_what_no_call_has_told(tmp_path: Path, durability: str) ->
     path = tmp_path / "spool"
     q = mpqueue.Queue(path, durability=durability, interval=3600)
     q.put(b"gone")
-    shutil.rmtree(path)
+    remove(path)
     with pytest.raises(mpqueue.QueueRemoved, match="open it again"):
         q.close()
     assert q.closed
@@ -144,7 +143,7 @@ def test_a_close_tells_what_no_call_has_told(tmp_path: Path, durability: str) ->
     q.put(b"taken")
     with q.consumer() as c:
         assert c.take() is not None
-        shutil.rmtree(path)
+        remove(path)
     q.close()
 
 
@@ -180,7 +179,7 @@ other.close()
         before = watch.stats().waits
         if call != "join":
             until(lambda: watch.stats().waits > before + 2)
-        shutil.rmtree(path)
+        remove(path)
         assert child.hear() == "QueueRemoved"
         child.ends()
 
@@ -207,7 +206,7 @@ q.close()
             assert child.hear() == "open"
         with mpqueue.Queue(path) as q:
             until(lambda: q.stats().items_acked > 100)
-            shutil.rmtree(path)
+            remove(path)
         for child in children:
             assert child.hear() == "removed"
             child.ends()
