@@ -211,7 +211,8 @@ CURSOR_SLOT = Layout(
     "magic:Q version:I slot_bytes:I number:Q uuid:16s floor:Q floor_position:Q next_seq:Q "
     "durable_position:Q epoch:Q written_at:Q totals:64s delivered_items:Q redelivered_items:Q "
     "nacked_items:Q loss_events:Q attempts_count:I window:I claimed_items:Q "
-    "claimed_bytes:Q durable_items:Q recoveries:Q reserved:35Q hash:Q",
+    "claimed_bytes:Q durable_items:Q recoveries:Q lost_segments:Q full_items:Q "
+    "dropped_items:Q reserved:32Q hash:Q",
 )
 
 RING_ENTRY = Layout("mpq_ring_entry", 32, "state:Q generation:Q bytes:Q freed_at:Q")
@@ -228,12 +229,12 @@ MEMBER = Layout(
     384,
     "incarnation:Q pid:Q start_time:Q pid_namespace:Q command:16s role:I weak:I joined_at:Q "
     "enqueued_items:Q enqueued_bytes:Q full:Q waits:Q lock_waits:Q lock_wait_max_ns:Q flushes:Q "
-    "flush_ns:Q flush_histogram:20Q dropped_items:Q reserved:11Q",
+    "flush_ns:Q flush_histogram:20Q dropped_items:Q flushed_bytes:Q reserved:10Q",
 )
 
 CONTROL = Layout(
     "mpq_control",
-    2816,
+    2944,
     "magic:Q version:I ring_entries:I uuid:16s meta_inode:Q meta_device:Q boot_id:40s hash_seed:Q "
     "segment_size:Q ack_window:I max_members:I members_offset:Q ring_offset:Q window_offset:Q "
     "attempts_offset:Q total_bytes:Q epoch:Q built_at:Q identity_hash:Q pad0:80s "
@@ -248,6 +249,7 @@ CONTROL = Layout(
     "~delivered_items:Q redelivered_items:Q nacked_items:Q loss_events:Q reserved_items:Q "
     "read_position:Q read_seq:Q oldest_enqueued_at:Q blocked_on_claim:Q blocked_on_window:Q "
     "cursor_floor:Q cursor_writes:Q unreclaimed:Q corrupt_saved:Q corrupt_skipped:Q "
+    "reserved_bytes:Q lost_segments:Q "
     "~flush_owner:Q flush_pair:2Q flush_crowd:Q flush_started:Q flush_done:Q durable_position:Q "
     "durable_items:Q "
     "durable_bytes:Q flush_recent_ns:Q flushed_at_ns:Q torn_items:Q recovered_at_most:Q "

@@ -119,6 +119,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("claim_gaps", "counter", "Puts whose process died or failed before it published."),
     Family("lost_items", "counter", "Items found damaged."),
     Family("lost_bytes", "counter", "Bytes passed over as damaged, a lower bound."),
+    Family("lost_segments", "counter", "Segment files missing or unreadable with items in them."),
     Family("loss_events", "counter", "Reports of loss that reserve made."),
     Family("torn_items", "counter", "Items cut by a power failure before they were durable."),
     Family("lock_takeovers", "counter", "Times the header lock was taken over from the dead."),
@@ -130,6 +131,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("backlog_bytes", "gauge", "Bytes of the frames of items not yet settled."),
     Family("ready_items", "gauge", "Items that could be handed out."),
     Family("reserved_items", "gauge", "Items in the consumer's hands."),
+    Family("reserved_bytes", "gauge", "Bytes of the frames of reserved items."),
     Family("scheduled_items", "gauge", "Items that are due later."),
     Family("unsynced_items", "gauge", "Items that a power cut now could take."),
     Family("unsynced_bytes", "gauge", "Bytes of the frames of unsynced items."),
@@ -179,7 +181,10 @@ _KEPT = {
     "claim_gaps": "gap_items",
     "lost_items": "lost_items",
     "lost_bytes": "lost_bytes",
+    "lost_segments": "lost_segments",
     "loss_events": "loss_events",
+    "full": "full_items",
+    "items_dropped": "dropped_items",
     "torn_items": "torn_items",
 }
 

@@ -64,6 +64,8 @@ class Stats(Record):
     """Counter: items found damaged."""
     lost_bytes: int
     """Counter: bytes passed over as damaged, a lower bound."""
+    lost_segments: int
+    """Counter: segment files with unsettled items that were missing or not this queue's."""
     loss_events: int
     """Counter: reports of loss that reserve made."""
     torn_items: int
@@ -86,6 +88,8 @@ class Stats(Record):
     """Gauge: items that could be handed out."""
     reserved_items: int
     """Gauge: items in the consumer's hands."""
+    reserved_bytes: int
+    """Gauge: their frames, bytes."""
     scheduled_items: int
     """Gauge: items that are due later."""
     unsynced_items: int
@@ -188,6 +192,8 @@ class Member(Record):
     """Items it put."""
     bytes_enqueued: int
     """Their frames, bytes."""
+    unsynced_bytes: int
+    """Gauge: at most so many of them a power cut now could take."""
     full: int
     """Its puts that found no room, whether they then waited or not."""
     items_dropped: int

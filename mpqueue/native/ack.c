@@ -82,6 +82,15 @@ void mpq_settle_commit(struct mpq_consumer *consumer)
     mpq_helper_poke(consumer);
 }
 
+void mpq_count_out(struct mpq_consumer *consumer, int by, uint32_t extent)
+{
+    struct mpq_control *control = consumer->queue->control;
+    consumer->out += (uint64_t)(int64_t)by;
+    consumer->out_bytes += (uint64_t)((int64_t)by * (int64_t)extent);
+    mpq_store(control->reserved_items, consumer->out);
+    mpq_store(control->reserved_bytes, consumer->out_bytes);
+}
+
 void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enum mpq_settle how)
 {
     struct mpq_queue *queue = consumer->queue;
@@ -114,8 +123,7 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
     if (entry->seq == seq) {
         if (entry->state == MPQ_ENTRY_OUT) {
-            consumer->out--;
-            mpq_store(queue->control->reserved_items, consumer->out);
+            mpq_count_out(consumer, -1, entry->extent);
         }
         entry->state = MPQ_ENTRY_SETTLED;
     }
@@ -213,8 +221,7 @@ static mpq_status give_back(struct mpq_consumer *consumer, struct mpq_entry *ent
         return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", consumer->queue->path);
     entry->state = MPQ_ENTRY_AGAIN;
     entry->token = 0; /* no hand-out's, also when it is skipped */
-    consumer->out--;
-    mpq_store(consumer->queue->control->reserved_items, consumer->out);
+    mpq_count_out(consumer, -1, entry->extent);
     mpq_bump(consumer->queue->control->nacked_items, 1);
     return MPQ_OK;
 }

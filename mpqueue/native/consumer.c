@@ -112,6 +112,7 @@ static mpq_status take_over(struct mpq_consumer *consumer, struct mpq_error *err
     consumer->read_seq = record->floor;
     consumer->reclaimed = mpq_load(control->oldest_generation);
     mpq_store(control->reserved_items, 0);
+    mpq_store(control->reserved_bytes, 0);
     mpq_store(control->blocked_on_claim, 0);
     mpq_store(control->blocked_on_window, 0);
     status = mpq_cursor_attach(consumer, error);
@@ -260,8 +261,9 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
         mpq_reclaim(consumer, false);
     mpq_mutex_lock(&consumer->mutex);
     consumer->closed = true; /* whoever takes the mutex after this touches nothing */
-    consumer->out = 0;
+    consumer->out = consumer->out_bytes = 0;
     mpq_store(queue->control->reserved_items, 0);
+    mpq_store(queue->control->reserved_bytes, 0);
     let_go(consumer);
     mpq_mutex_unlock(&consumer->mutex);
     pthread_mutex_lock(&consumer->cursor_mutex);

@@ -169,6 +169,8 @@ static void snapshot(struct mpq_consumer *consumer)
     head->redelivered_items = mpq_load(control->redelivered_items);
     head->nacked_items = mpq_load(control->nacked_items);
     head->loss_events = mpq_load(control->loss_events);
+    head->lost_segments = mpq_load(control->lost_segments);
+    mpq_members_sum(queue, &head->full_items, &head->dropped_items);
     consumer->cursor_moves = moves(control);
     uint8_t *at = consumer->cursor_buffer + MPQ_CURSOR_HEADER;
     fill_bitmap(queue, record->floor, (uint32_t *)(void *)at);

@@ -144,6 +144,21 @@ bool mpq_cut_short(struct mpq_consumer *consumer, const struct mpq_segment *segm
            seq_at_end(consumer, segment->generation, &tail) > consumer->read_seq;
 }
 
+/* How many files are missing, or are not ours, from this one on: their items are booked at once. */
+static uint64_t missing_from(struct mpq_queue *queue, uint64_t generation, uint64_t tail_position)
+{
+    uint64_t count = 0;
+    bool missing = true;
+    mpq_guarded_lock(queue);
+    while (missing) {
+        count++;
+        missing = MPQ_POSITION(generation + count, MPQ_SEGMENT_FIRST) < tail_position &&
+                  mpq_segment_map(queue, generation + count, NULL) == NULL;
+    }
+    mpq_guarded_unlock(queue);
+    return count;
+}
+
 mpq_status mpq_cross_damage(struct mpq_consumer *consumer, struct mpq_segment *segment,
                             struct mpq_error *error)
 {
@@ -177,5 +192,8 @@ mpq_status mpq_cross_damage(struct mpq_consumer *consumer, struct mpq_segment *s
     if (segment != NULL)
         mpq_quarantine(queue, segment, offset,
                        found != 0 ? found : mpq_min64(limit, segment->bytes));
-    return mpq_lose(consumer, first_seq_at(consumer, from), from, to, next_seq, error);
+    status = mpq_lose(consumer, first_seq_at(consumer, from), from, to, next_seq, error);
+    if (status == MPQ_CORRUPT && segment == NULL && !consumer->peeking)
+        mpq_bump(queue->control->lost_segments, missing_from(queue, generation, tail.position));
+    return status;
 }

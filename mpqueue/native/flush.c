@@ -274,6 +274,7 @@ static mpq_status flush_locked(struct mpq_queue *queue, struct mpq_error *error)
     uint64_t began = queue->io->monotonic_ns(queue->io);
     uint64_t number = atomic_fetch_add(&control->flush_started, 1) + 1;
     struct snapshot snap;
+    mpq_members_mark(queue);
     status = take_snapshot(queue, &snap, error);
     if (status == MPQ_OK)
         status = write_out(queue, &snap, error);
@@ -285,6 +286,7 @@ static mpq_status flush_locked(struct mpq_queue *queue, struct mpq_error *error)
     mpq_raise_to(&control->durable_bytes, snap.bytes);
     mpq_raise_to(&control->durable_position, snap.settled);
     mpq_raise_to(&control->flushed_at_ns, ended);
+    mpq_members_flushed(queue);
     count_flush(queue, ended - began);
     mpq_wake(queue, &control->flush_event, &control->flush_waiting);
     mpq_wake(queue, &control->items_event, &control->items_waiting);

@@ -152,6 +152,7 @@ struct mpq_queue {
 
     struct mpq_mutex mutex;
     pthread_mutex_t flush_mutex;
+    struct mpq_flush_mark *flush_marks; /* of members, under flush_mutex; NULL = no memory yet */
     struct mpq_segment *maps[MPQ_MAPS];
     struct mpq_consumer *consumer;
     _Atomic uint32_t leaving; /* a close has begun: no consumer registers any more (mutex) */
@@ -216,6 +217,12 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call,
                       struct mpq_error *error);
 /* The range is held: every entry is of the dead. */
 void mpq_members_clear(struct mpq_queue *queue);
+/* What members had published before a flush took its snapshot, and that it is done: for
+ * unsynced_bytes. */
+void mpq_members_mark(struct mpq_queue *queue);
+void mpq_members_flushed(struct mpq_queue *queue);
+/* Counters of members of now and before that the cursor keeps. */
+void mpq_members_sum(struct mpq_queue *queue, uint64_t *full, uint64_t *dropped);
 /* -1 when unknown */
 int64_t mpq_pid_of(struct mpq_queue *queue, uint64_t incarnation);
 
@@ -493,6 +500,7 @@ struct mpq_consumer {
     uint32_t retried_count, retried_room;
     uint32_t next_token;
     uint64_t out; /* handed out and not settled */
+    uint64_t out_bytes; /* their frames */
 
     uint64_t read_position, read_seq; /* of the walk */
     uint64_t limit; /* walk no further, as last looked up */
@@ -556,6 +564,8 @@ static inline struct mpq_entry *mpq_entry_of(struct mpq_consumer *consumer, uint
 {
     return &consumer->entries[seq & consumer->entry_mask];
 }
+/* `by` more or fewer are in hands: one frame of `extent` bytes. */
+void mpq_count_out(struct mpq_consumer *consumer, int by, uint32_t extent);
 /* The walk met a frame: chains its entry and moves the read position behind it. */
 void mpq_entry_walked(struct mpq_consumer *consumer, uint64_t seq, uint64_t position,
                       uint64_t extent, enum mpq_entry_state state);
@@ -565,9 +575,9 @@ uint64_t mpq_again_pop(struct mpq_consumer *consumer);
  * published them, and nothing was changed. */
 bool mpq_gap_frames(struct mpq_queue *queue, struct mpq_segment *segment, uint64_t offset,
                     const struct mpq_seen *seen);
-/* Where the consumer may read up to, by policy. */
 /* True: seq lies beyond the window and something below is outstanding. */
 bool mpq_window_blocks(struct mpq_consumer *consumer, uint64_t seq);
+/* Where the consumer may read up to, by policy. */
 uint64_t mpq_visible_limit(const struct mpq_queue *queue);
 /* watch.c: nobody alive will settle or flush the frame above the watermark where the walk stands.
  * Without `map`, also true when that cannot be told from what is mapped. */

@@ -258,7 +258,10 @@ struct mpq_cursor_slot {
     uint64_t claimed_bytes;
     uint64_t durable_items; /* of them: covered by a finished flush */
     uint64_t recoveries; /* rebuilds of control, lifetime */
-    uint64_t reserved[35];
+    uint64_t lost_segments;
+    uint64_t full_items; /* puts that found no room, lifetime */
+    uint64_t dropped_items;
+    uint64_t reserved[32];
     uint64_t hash; /* of the whole slot with this field zero, seeded with the hash seed */
 };
 _Static_assert(sizeof(struct mpq_cursor_slot) == MPQ_CURSOR_HEADER, "cursor header is 512 bytes");
@@ -334,7 +337,8 @@ struct mpq_member { /* for people; nothing depends on it. Counters have one writ
     _Atomic uint64_t flush_ns;
     _Atomic uint64_t flush_histogram[MPQ_HISTOGRAM];
     _Atomic uint64_t dropped_items;
-    _Atomic uint64_t reserved[11];
+    _Atomic uint64_t flushed_bytes; /* of enqueued_bytes: covered by a finished flush */
+    _Atomic uint64_t reserved[10];
 };
 _Static_assert(sizeof(struct mpq_member) == 384, "member entry is three lines");
 
@@ -415,6 +419,8 @@ struct mpq_control {
     _Atomic uint64_t unreclaimed; /* gauge: files whose removal failed and will be retried */
     _Atomic uint64_t corrupt_saved;
     _Atomic uint64_t corrupt_skipped;
+    _Atomic uint64_t reserved_bytes; /* gauge: frames of reserved_items */
+    _Atomic uint64_t lost_segments; /* files with unsettled items that were missing or unreadable */
     /* flush */
     _Alignas(MPQ_LINE) _Atomic uint64_t flush_owner; /* the leader's incarnation */
     _Atomic uint64_t flush_pair[2]; /* the last two incarnations that waited for a flush */

@@ -223,6 +223,7 @@ static void fold(struct mpq_control *control, struct mpq_member *member)
 #undef X
     mpq_raise_to(&control->retired.lock_wait_max_ns, mpq_load(member->lock_wait_max_ns));
     mpq_store(member->lock_wait_max_ns, 0);
+    mpq_store(member->flushed_bytes, 0);
     for (unsigned i = 0; i < MPQ_HISTOGRAM; i++) {
         atomic_fetch_add_explicit(&control->retired.flush_histogram[i],
                                   mpq_load(member->flush_histogram[i]), memory_order_relaxed);
@@ -239,6 +240,56 @@ void mpq_members_clear(struct mpq_queue *queue)
         fold(queue->control, member);
         mpq_store(member->role, 0);
         mpq_store(member->incarnation, 0);
+    }
+}
+
+struct mpq_flush_mark {
+    uint64_t incarnation, bytes;
+};
+
+/* I5 a member counts its bytes when they are published: what is counted before the snapshot of a
+ * flush lies below its tail and is covered. Entries are taken in order, so a free one ends them. */
+void mpq_members_mark(struct mpq_queue *queue)
+{
+    mpq_io *io = queue->io;
+    const uint32_t max = queue->created.max_members;
+    if (queue->flush_marks == NULL)
+        queue->flush_marks = io->alloc(io, max * sizeof *queue->flush_marks);
+    if (queue->flush_marks == NULL)
+        return; /* then a later flush covers them */
+    for (uint32_t i = 0; i < max; i++) {
+        struct mpq_flush_mark *mark = &queue->flush_marks[i];
+        mark->incarnation =
+            atomic_load_explicit(&queue->members[i].incarnation, memory_order_acquire);
+        if (mark->incarnation == 0)
+            return;
+        mark->bytes = atomic_load_explicit(&queue->members[i].enqueued_bytes, memory_order_acquire);
+    }
+}
+
+void mpq_members_sum(struct mpq_queue *queue, uint64_t *full, uint64_t *dropped)
+{
+    const struct mpq_control *control = queue->control;
+    *full = mpq_load(control->retired.full) + mpq_load(control->shared.full);
+    *dropped = mpq_load(control->retired.dropped_items) + mpq_load(control->shared.dropped_items);
+    for (uint32_t i = 0; i < queue->created.max_members; i++) {
+        const struct mpq_member *member = &queue->members[i];
+        if (mpq_load(member->incarnation) == 0)
+            return;
+        *full += mpq_load(member->full);
+        *dropped += mpq_load(member->dropped_items);
+    }
+}
+
+void mpq_members_flushed(struct mpq_queue *queue)
+{
+    const struct mpq_flush_mark *marks = queue->flush_marks;
+    for (uint32_t i = 0; marks != NULL && i < queue->created.max_members; i++) {
+        struct mpq_member *member = &queue->members[i];
+        if (marks[i].incarnation == 0)
+            return;
+        if (marks[i].incarnation == mpq_load(member->incarnation))
+            mpq_raise_to(&member->flushed_bytes, marks[i].bytes);
     }
 }
 

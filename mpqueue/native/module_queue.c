@@ -293,6 +293,7 @@ static const struct field stats_fields[] = {
     STAT(skipped_items),
     STAT(lost_items),
     STAT(lost_bytes),
+    STAT(lost_segments),
     STAT(torn_items),
     STAT(dropped_items),
     STAT(settled_items),
@@ -301,6 +302,7 @@ static const struct field stats_fields[] = {
     STAT(backlog_bytes),
     STAT(ready_items),
     STAT(reserved_items),
+    STAT(reserved_bytes),
     STAT(scheduled_items),
     STAT(unsynced_items),
     STAT(unsynced_bytes),
@@ -418,7 +420,7 @@ static PyObject *queue_members(PyObject *object, PyObject *ignored)
                                           (Py_ssize_t)strnlen(info->command, sizeof info->command),
                                           "surrogateescape");
         PyObject *member =
-            command ? Py_BuildValue("(KKKNINNKKKKKKKKKKK)", (unsigned long long)info->incarnation,
+            command ? Py_BuildValue("(KKKNINNKKKKKKKKKKKK)", (unsigned long long)info->incarnation,
                                     (unsigned long long)info->pid,
                                     (unsigned long long)info->pid_namespace, command,
                                     (unsigned)info->role, PyBool_FromLong((long)info->alive),
@@ -427,6 +429,7 @@ static PyObject *queue_members(PyObject *object, PyObject *ignored)
                                     (unsigned long long)info->joined_at,
                                     (unsigned long long)info->enqueued_items,
                                     (unsigned long long)info->enqueued_bytes,
+                                    (unsigned long long)info->unsynced_bytes,
                                     (unsigned long long)info->full,
                                     (unsigned long long)info->dropped_items,
                                     (unsigned long long)info->waits,

@@ -345,10 +345,11 @@ struct mpq_stats { /* one consistent-enough snapshot; every field also readable 
     uint64_t enqueued_items, enqueued_bytes; /* claimed, lifetime; bytes are frame extents */
     uint64_t delivered_items, redelivered_items, acked_items, nacked_items;
     uint64_t gap_items, skipped_items, lost_items, lost_bytes, torn_items, dropped_items;
+    uint64_t lost_segments;
     uint64_t settled_items, settled_bytes;
     uint64_t depth; /* enqueued - settled */
     uint64_t backlog_bytes;
-    uint64_t ready_items, reserved_items, scheduled_items;
+    uint64_t ready_items, reserved_items, reserved_bytes, scheduled_items;
     uint64_t unsynced_items, unsynced_bytes;
     uint64_t floor, next_seq, read_seq, epoch;
     uint64_t floor_lag_items; /* next_seq - floor */
@@ -377,6 +378,7 @@ MPQ_CHECKED mpq_status mpq_usable(struct mpq_queue *queue, struct mpq_error *err
 struct mpq_member_info {
     uint64_t incarnation, pid, pid_namespace, start_time, joined_at;
     uint64_t enqueued_items, enqueued_bytes, full, dropped_items;
+    uint64_t unsynced_bytes; /* at most so many of enqueued_bytes could a power cut take */
     uint64_t waits, lock_waits, lock_wait_max_ns, flushes, flush_ns;
     uint32_t role, alive, weak;
     char command[16];

@@ -543,6 +543,7 @@ void mpq_free(struct mpq_queue *queue)
     mpq_control_unmap(queue);
     release(queue);
     munmap(queue->fork, MPQ_PAGE);
+    io->free(io, queue->flush_marks);
     io->free(io, queue->path);
     io->free(io, queue);
 }

@@ -6,11 +6,11 @@
 
 #define COPY_UNLOCKED_BYTES (64u * 1024u)
 
-static uint64_t body_bytes(const struct mpq_item_in *items, uint32_t count)
+static uint64_t frame_bytes(const struct mpq_item_in *items, uint32_t count)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++)
-        bytes += items[i].length;
+        bytes += MPQ_FRAME_EXTENT(items[i].ext_length, items[i].length);
     return bytes;
 }
 
@@ -58,6 +58,7 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
 {
     struct mpq_guard guard;
     struct mpq_segment *volatile unlocked = NULL; /* copied to with the mutex released */
+    volatile bool held = true;
     mpq_mutex_lock(&queue->mutex);
     if (MPQ_UNLIKELY(atomic_load_explicit(&queue->closing, memory_order_relaxed) != 0)) {
         mpq_mutex_unlock(&queue->mutex);
@@ -71,26 +72,32 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
         MPQ_GUARD_ARM(&guard);
         status = mpq_claim(queue, items, count, wait, &guard, &once->claim, error);
         if (status == MPQ_OK) {
-            const uint64_t bytes = body_bytes(items, count);
-            count_in(queue, count, bytes);
+            const uint64_t bytes = frame_bytes(items, count);
             queue->published = true;
             if (MPQ_UNLIKELY(bytes > COPY_UNLOCKED_BYTES)) {
                 unlocked = once->claim.segment;
                 mpq_segment_retain(unlocked);
                 atomic_fetch_add(&queue->inflight, 1); /* close waits for the copy */
+                held = false;
                 mpq_mutex_unlock(&queue->mutex);
             }
             mpq_claim_write(queue, items, count, &once->claim);
             status = mpq_claim_publish(queue, items, count, &once->claim, error);
             guard.claimed = NULL;
-            if (status == MPQ_OK)
+            if (status == MPQ_OK) {
+                if (MPQ_UNLIKELY(!held)) {
+                    mpq_mutex_lock(&queue->mutex);
+                    held = true;
+                }
+                count_in(queue, count, bytes);
                 published(queue, once);
+            }
         }
         MPQ_GUARD_DROP(&guard);
     }
-    if (MPQ_LIKELY(unlocked == NULL)) {
+    if (MPQ_LIKELY(held))
         mpq_mutex_unlock(&queue->mutex);
-    } else {
+    if (MPQ_UNLIKELY(unlocked != NULL)) {
         mpq_segment_release(unlocked);
         atomic_fetch_sub(&queue->inflight, 1);
     }

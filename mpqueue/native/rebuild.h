@@ -20,7 +20,7 @@ struct rebuild {
     uint64_t end; /* offset behind its last frame */
     uint64_t walked; /* position behind the last frame or padding that was walked */
     uint64_t unsettled, unsettled_bytes;
-    uint64_t torn, lost, lost_bytes;
+    uint64_t torn, lost, lost_bytes, lost_segments;
     uint64_t accounted; /* unsettled items and gaps that were found or are known to be missing */
     uint64_t missing_end; /* ... behind the last frame: left to the consumer */
     bool missing_head; /* files are missing before the first frame */

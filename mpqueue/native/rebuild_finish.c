@@ -58,6 +58,7 @@ static mpq_status write_cursor(struct rebuild *r, const struct mpq_tail_now *tai
     head->totals.lost_items += r->lost;
     head->totals.lost_bytes += r->lost_bytes;
     head->totals.settled_items += r->lost;
+    head->lost_segments += r->lost_segments;
     head->totals.settled_bytes += r->lost_bytes;
     head->claimed_items = head->durable_items = tail->items;
     head->claimed_bytes = tail->bytes;
@@ -124,6 +125,9 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
     mpq_store(control->redelivered_items, head->redelivered_items);
     mpq_store(control->nacked_items, head->nacked_items);
     mpq_store(control->loss_events, head->loss_events);
+    mpq_store(control->lost_segments, head->lost_segments);
+    mpq_store(control->retired.full, head->full_items);
+    mpq_store(control->retired.dropped_items, head->dropped_items);
     mpq_store(control->durable_position, tail->position);
     mpq_store(control->durable_items, tail->items);
     mpq_store(control->durable_bytes, tail->bytes);

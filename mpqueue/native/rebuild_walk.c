@@ -357,6 +357,7 @@ static void miss_end(struct rebuild *r, const struct mpq_meta_slot *meta)
     r->accounted += count;
     if (r->how->repair) {
         r->lost += count; /* ... and the walk ended before them */
+        r->lost_segments += count != 0;
         return;
     }
     r->missing_end = count;
@@ -448,7 +449,11 @@ static mpq_status enter(struct rebuild *r, const struct mpq_generations *found, 
          * where the floor waits for this very segment to be made, they lay in its beginning. */
         const bool here = r->last == 0 && r->floor_position == MPQ_POSITION(found->list[i] - 1, 0);
         const bool owed = !here || promised(r, found->list[i], MPQ_SEGMENT_FIRST);
-        r->missing_head |= hole(r, owed, ended) != 0 && owed && r->last == 0;
+        const bool missing = hole(r, owed, ended) != 0 && owed;
+        r->missing_head |= missing && r->last == 0;
+        if (missing && r->how->repair) /* else the consumer books them, file by file */
+            r->lost_segments += found->list[i] - (r->last == 0 ? MPQ_POSITION_GEN(r->floor_position)
+                                                               : found->list[i - 1] + 1);
         r->next = ended;
     }
     const bool settled = r->next > next && r->unsettled == unsettled;

@@ -290,6 +290,7 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_store(control->flush_owner, 0);
     mpq_store(control->consumer, 0);
     mpq_store(control->reserved_items, 0);
+    mpq_store(control->reserved_bytes, 0);
     mpq_store(control->blocked_on_claim, 0);
     mpq_store(control->gateless, 0);
     mpq_store(control->gate_device, 0);

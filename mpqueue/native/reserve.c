@@ -374,14 +374,13 @@ static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry, str
     entry->attempts = count_attempt(consumer, item->seq);
     item->token = entry->token;
     item->attempts = entry->attempts;
-    consumer->out++;
+    mpq_count_out(consumer, 1, entry->extent);
     mpq_bump(control->delivered_items, 1);
     if (MPQ_UNLIKELY(entry->attempts > 1)) {
         mpq_bump(control->redelivered_items, 1);
         if (entry->attempts == 2) /* once: recalled ones are in the list */
             (void)remember_retried(consumer, item->seq);
     }
-    mpq_store(control->reserved_items, consumer->out);
     mpq_store(control->read_seq, consumer->read_seq);
     mpq_store(control->read_position, consumer->read_position);
     consumer->idle_slices = 0;

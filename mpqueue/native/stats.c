@@ -110,12 +110,14 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->skipped_items = totals->skipped_items;
     stats->lost_items = totals->lost_items;
     stats->lost_bytes = totals->lost_bytes;
+    stats->lost_segments = mpq_load(control->lost_segments);
     stats->torn_items = mpq_load(control->torn_items);
     stats->settled_items = totals->settled_items;
     stats->settled_bytes = totals->settled_bytes;
     stats->depth = difference(tail.items, totals->settled_items);
     stats->backlog_bytes = difference(tail.bytes, totals->settled_bytes);
     stats->reserved_items = mpq_load(control->reserved_items);
+    stats->reserved_bytes = mpq_load(control->reserved_bytes);
     stats->scheduled_items = tail.scheduled + consumer.scheduled;
     stats->ready_items = difference(stats->depth, stats->reserved_items + stats->scheduled_items);
     stats->unsynced_items = difference(tail.items, mpq_load(control->durable_items));
@@ -213,6 +215,8 @@ uint32_t mpq_members(struct mpq_queue *queue, struct mpq_member_info *infos, uin
             info->joined_at = mpq_load(member->joined_at);
             info->enqueued_items = mpq_load(member->enqueued_items);
             info->enqueued_bytes = mpq_load(member->enqueued_bytes);
+            info->unsynced_bytes =
+                difference(info->enqueued_bytes, mpq_load(member->flushed_bytes));
             info->full = mpq_load(member->full);
             info->dropped_items = mpq_load(member->dropped_items);
             info->waits = mpq_load(member->waits);

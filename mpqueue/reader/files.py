@@ -66,6 +66,9 @@ class Cursor(NamedTuple):
     redelivered_items: int
     nacked_items: int
     loss_events: int
+    lost_segments: int
+    full_items: int
+    dropped_items: int
     claimed_items: int
     durable_items: int
 
@@ -245,6 +248,9 @@ def _cursor(slot: bytes, size: int, window: int, meta: Meta) -> Cursor | None:
         redelivered_items=values["redelivered_items"],
         nacked_items=values["nacked_items"],
         loss_events=values["loss_events"],
+        lost_segments=values["lost_segments"],
+        full_items=values["full_items"],
+        dropped_items=values["dropped_items"],
         claimed_items=values["claimed_items"],
         durable_items=values["durable_items"],
     )

@@ -138,7 +138,13 @@ class Inspection:
     @property
     def counters(self) -> dict[str, int]:
         """Lifetime counters: those of control, or after a reboot those that the cursor kept."""
-        names = ("delivered_items", "redelivered_items", "nacked_items", "loss_events")
+        names: tuple[str, ...] = (
+            "delivered_items",
+            "redelivered_items",
+            "nacked_items",
+            "loss_events",
+            "lost_segments",
+        )
         control = self.source.control
         if control is not None:
             result = dict(control.totals)
@@ -149,6 +155,7 @@ class Inspection:
         if self.cursor is None:
             return {}
         result = dict(self.cursor.totals)
+        names += ("full_items", "dropped_items")
         result.update({name: getattr(self.cursor, name) for name in names})
         return result
 

@@ -45,16 +45,17 @@ LASTING = [
     "lost_items",
     "lost_bytes",
     "loss_events",
+    "lost_segments",
     "torn_items",
+    "full",
+    "items_dropped",
 ]
 # Those that a reopen of the same boot must keep as well.
 OF_A_BOOT = [
-    "items_dropped",
     "lock_takeovers",
     "lock_waits",
     "lock_wait_max_seconds",
     "waits",
-    "full",
     "segments_made",
     "segments_reused",
     "segments_removed",
@@ -128,14 +129,15 @@ def test_every_operation_moves_its_fields_and_no_other(open_queue: OpenQueue) ->
     watch.changed(consumer_attached=True, consumer_pid=os.getpid())
     assert c.peek() is not None
     watch.changed()
+    taken = {"reserved_items": 1, "reserved_bytes": FRAME_100, "ready_items": -1}
     first = c.reserve()
-    watch.changed(items_delivered=1, reserved_items=1, ready_items=-1, read_seq=1)
+    watch.changed(items_delivered=1, **taken, read_seq=1)
     first.nack()
-    watch.changed(items_nacked=1, reserved_items=-1, ready_items=1)
+    watch.changed(items_nacked=1, **{name: -by for name, by in taken.items()})
     first = c.reserve()
-    watch.changed(items_delivered=1, items_redelivered=1, reserved_items=1, ready_items=-1)
+    watch.changed(items_delivered=1, items_redelivered=1, **taken)
     second = c.reserve()
-    watch.changed(items_delivered=1, reserved_items=1, ready_items=-1, read_seq=1)
+    watch.changed(items_delivered=1, **taken, read_seq=1)
 
     less = {
         "depth": -1,
@@ -143,12 +145,13 @@ def test_every_operation_moves_its_fields_and_no_other(open_queue: OpenQueue) ->
         "items_settled": 1,
         "bytes_settled": FRAME_100,
     }
+    given = {"items_acked": 1, "reserved_items": -1, "reserved_bytes": -FRAME_100}
     second.ack()
-    watch.changed(**less, items_acked=1, reserved_items=-1)
+    watch.changed(**less, **given)
     second.ack()
     watch.changed()
     first.ack()
-    watch.changed(**less, items_acked=1, reserved_items=-1, floor=2, floor_lag_items=-2)
+    watch.changed(**less, **given, floor=2, floor_lag_items=-2)
     assert c.skip() == 3
     watch.changed(**less, items_skipped=1, ready_items=-1, floor=1, floor_lag_items=-1)
     assert q.stats().oldest_ready_age_seconds == 0.0
@@ -264,6 +267,9 @@ def _lasting(stats: mpqueue.Stats, *names: str) -> dict[str, object]:
 def _use(q: mpqueue.Queue) -> None:
     """Moves every lasting counter but those of damage and gaps, over several segments."""
     q.put_many([b"x" * 3000] * 10)
+    q.set_options(capacity=len(q))
+    assert q.put(b"x", block=False, on_full="drop") is None
+    q.set_options(capacity=None)
     with q.consumer() as c:
         c.reserve().nack()
         for item in c.reserve_many(5):
@@ -283,7 +289,7 @@ def test_numbers_outlive_reclaim_reopen_and_reboot(
 ) -> None:
     monkeypatch.setenv("MPQ_BOOT_ID", "boot-0")
     monkeypatch.setattr(reader_control, "boot_id", lambda: os.environ["MPQ_BOOT_ID"])
-    q = open_queue(segment_size=SEGMENT, durability="none", capacity=1000)
+    q = open_queue(segment_size=SEGMENT, durability="none")
     epoch, last, freed = q.stats().epoch, _lasting(q.stats()), 0
     for number in range(12):
         _use(q)
@@ -461,6 +467,31 @@ def test_members_show_what_each_of_them_did(open_queue: OpenQueue, spool: Path) 
         assert read_members(view) == [mine, theirs]
 
 
+def test_what_a_power_cut_could_take_is_known_of_each_member(
+    open_queue: OpenQueue, spool: Path
+) -> None:
+    """unsynced_bytes of members: a flush by anybody covers what was put before it."""
+    q, other = open_queue(durability="none"), open_queue()
+
+    def exposed() -> tuple[int, ...]:
+        with mpqueue.inspect(spool) as view:
+            assert read_members(view) == q.members()
+        found = tuple(member.unsynced_bytes for member in q.members())
+        assert sum(found) == q.stats().unsynced_bytes
+        return found
+
+    q.put(b"x" * 100)
+    other.put_many([b"x" * 100] * 3)
+    assert exposed() == (FRAME_100, 3 * FRAME_100)
+    other.flush()
+    assert exposed() == (0, 0)
+    q.put(b"x" * 100, headers={"k": "v"})
+    assert exposed()[0] > FRAME_100
+    q.set_options(durability="sync")
+    other.put(b"y")
+    assert exposed() == (0, 0)
+
+
 def test_dead_members_are_folded_into_the_totals(open_queue: OpenQueue) -> None:
     """More processes than the table holds come and die; no count of theirs is lost."""
     q = open_queue(capacity=1, max_members=16, durability="none")
@@ -519,6 +550,41 @@ def test_loss_is_told_once(
         assert c.reserve(timeout=0) is None
     assert _told(caplog) == []
     assert _lasting(q.stats()) == _lasting(stats)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("found_by", ["consumer", "recovery", "repair"])
+def test_lost_segments_are_counted(
+    open_queue: OpenQueue, spool: Path, monkeypatch: pytest.MonkeyPatch, found_by: str
+) -> None:
+    """Two files next to each other: each once, and for good."""
+    monkeypatch.setenv("MPQ_BOOT_ID", "boot-0")
+    monkeypatch.setattr(reader_control, "boot_id", lambda: os.environ["MPQ_BOOT_ID"])
+    q = open_queue(segment_size=SEGMENT, keep_segments=0)
+    for _ in range(70):
+        q.put(b"x" * 4000)
+    with q.consumer() as c:
+        c.take()
+        c.checkpoint()
+    q.close()
+    files = sorted(spool.glob("segment-*"))
+    for path in files[1:3]:
+        path.unlink()
+    if found_by == "repair":
+        mpqueue.repair(spool)
+    if found_by == "recovery":
+        monkeypatch.setenv("MPQ_BOOT_ID", "boot-1")
+    q = open_queue()
+    with q.consumer(on_loss=lambda _: None) as c:
+        got = sum(1 for item in c.drain() if not item.ack())
+    stats = q.stats()
+    assert (stats.lost_segments, got + stats.lost_items) == (2, 69)
+    assert stats.lost_items == 2 * ((SEGMENT - layout.SEGMENT_FIRST) // 4064)
+    q.close()
+    monkeypatch.setenv("MPQ_BOOT_ID", "boot-2")
+    with mpqueue.inspect(spool) as view:
+        assert view.counters["lost_segments"] == 2
+    assert open_queue().stats().lost_segments == 2
 
 
 @pytest.mark.crash
