@@ -72,10 +72,21 @@ def exit_code(error: BaseException) -> int:
     return next((code for kind, code in table if isinstance(error, kind)), -1)
 
 
+def shown(text: str) -> str:
+    """Text that a terminal shows and does not obey: paths may hold any byte but two."""
+    return "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no text, as os.fsdecode() keeps it
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
 def say(text: str) -> None:
     """One line of talk on stderr; silent when nobody listens there."""
     with contextlib.suppress(OSError):
-        print(f"mpqueue: {text}", file=sys.stderr, flush=True)
+        print(f"mpqueue: {shown(text)}", file=sys.stderr, flush=True)
 
 
 # ---- units --------------------------------------------------------------------------------------

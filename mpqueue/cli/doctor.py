@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for entry in advice:
             level = common.colour(f"{entry.level:<7}", _COLOURS[entry.level])
-            print(f"{level}  {entry.topic:<10}  {entry.text}")
+            print(f"{level}  {entry.topic:<10}  {common.shown(entry.text)}")
     return common.DAMAGE if damage else common.OK
 
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     common.table([(name.replace("_", " "), value) for name, value in report.items()])
     verb = "would be given up" if args.dry_run else "were given up"
     if lost:
-        print(f"{args.path}: {lost} damaged items {verb}; their bytes go to corrupt/")
+        print(f"{common.shown(args.path)}: {lost} damaged items {verb}; their bytes go to corrupt/")
     else:
-        print(f"{args.path}: nothing is lost")
+        print(f"{common.shown(args.path)}: nothing is lost")
     return code

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         if finding.offset >= 0:
             place += f" at {finding.offset}"
         severity = common.colour(finding.severity, _COLOURS[finding.severity])
-        print(f"{severity}: {place}: {finding.message}")
+        print(f"{severity}: {place}: {common.shown(finding.message)}")
     if len(report.findings) > _SHOWN:
         print(f"... and {len(report.findings) - _SHOWN} more; --json shows all")
     counts = report.counts
@@ -49,5 +49,6 @@ def run(args: argparse.Namespace) -> int:
         ]
     )
     bodies = "headers and bodies" if args.deep else "headers (--deep hashes bodies too)"
-    print(f"{report.path}: {'DAMAGED' if report.damage else 'whole'}; checked {bodies}")
+    verdict = "DAMAGED" if report.damage else "whole"
+    print(f"{common.shown(str(report.path))}: {verdict}; checked {bodies}")
     return code

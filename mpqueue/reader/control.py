@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mpqueue import layout
 from mpqueue.exceptions import Closed
-from mpqueue.reader.files import Meta, xxh64
+from mpqueue.reader.files import Meta, open_file, xxh64
 
 # Reads of a record repeat while it is being written; more often than this it is damaged.
 STABLE_READS = 16
@@ -66,7 +66,7 @@ def read_control(directory: Path, meta: Meta) -> Control | None:
     """
     path = directory / "control"
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_file(path)
     except FileNotFoundError:
         return None
     try:
@@ -147,7 +147,7 @@ class Liveness:
     def __init__(self, directory: Path) -> None:
         """Raises OSError when meta cannot be opened for reading."""
         self._path = directory
-        self._descriptor = os.open(directory / "meta", os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_file(directory / "meta")
         self._closer = weakref.finalize(self, os.close, self._descriptor)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ whole twin is a `Finding`; what leaves no truth at all raises.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,9 +78,22 @@ xxh64: Callable[[bytes | memoryview, int], int] = xxhash.xxh64_intdigest
 """XXH64 of some bytes with a seed below 2^64."""
 
 
+def open_file(path: Path) -> int:
+    """A descriptor of a file, for reading. Raises OSError, with advice where it is forbidden."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError as error:
+        raise PermissionError(
+            error.errno,
+            "this user may not read the queue: check owner and mode of the directory and its "
+            "files ('mpqueue init --mode'), or look as their owner",
+            str(path),
+        ) from None
+
+
 def read_file(path: Path, limit: int = -1) -> bytes:
-    """The bytes of a file, opened read-only. Raises OSError."""
-    with path.open("rb", buffering=0) as file:
+    """The bytes of a file. Raises OSError."""
+    with open(open_file(path), "rb", buffering=0) as file:
         data = file.read() if limit < 0 else file.read(limit)
     return data or b""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpqueue import layout
-from mpqueue.reader.files import Finding, Meta, xxh64
+from mpqueue.reader.files import Finding, Meta, open_file, xxh64
 
 SEGMENT_NAME = re.compile(r"segment-(\d{12})")
 
@@ -47,7 +47,7 @@ class SegmentFile:
         """Opens the file and reads its headers; raises OSError (FileNotFoundError: reclaimed)."""
         self.generation = generation
         self.name = layout.segment_name(generation)
-        self._descriptor = os.open(directory / self.name, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_file(directory / self.name)
         self._closer = weakref.finalize(self, os.close, self._descriptor)
         # Read-ahead would leave large folios behind in the page cache of a live segment, and every
         # later flush of a small item would write such a folio whole.

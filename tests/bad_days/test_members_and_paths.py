@@ -126,6 +126,7 @@ NAMES = [
     b"not utf-8 \xff\xfe\x80",
     "snow \u2603 \U0001f4ee".encode(),
     b"-leading-dash",
+    b"red \x1b[31m and a bell \a",
     b"x" * 200,
 ]
 name = pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name)[:20])
@@ -154,13 +155,23 @@ def test_any_path_works_on_the_command_line(tmp_path: Path, name: bytes) -> None
     path = os.fsencode(tmp_path) + b"/" + name
     command = [sys.executable, "-P", "-m", "mpqueue"]
     done = subprocess.run([*command, "put", path], input=b"one\ntwo\n", capture_output=True)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, _obeyed(done.stderr)) == (0, b""), done.stderr
     done = subprocess.run([*command, "get", path, "-n", "2"], capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"one\ntwo\n"), done.stderr
-    for verb in ("stats", "verify", "doctor"):
-        done = subprocess.run([*command, verb, path], capture_output=True)
+    for verb in ("init", "stats", "verify", "doctor", "top", "repair"):
+        once = ["--once"] if verb == "top" else []
+        done = subprocess.run([*command, verb, path, *once], capture_output=True)
         assert done.returncode == 0, (verb, done.stdout, done.stderr)
         assert b"Traceback" not in done.stderr
+        assert _obeyed(done.stdout + done.stderr) == b"", verb
+    done = subprocess.run([*command, "peek", path + b"-"], capture_output=True)
+    assert (done.returncode, _obeyed(done.stderr)) == (7, b""), done.stderr
+
+
+def _obeyed(output: bytes) -> bytes:
+    """What a terminal would obey, or could not read, of some output: names must not get there."""
+    output.decode()
+    return bytes(byte for byte in output if (byte < 32 and byte != 10) or byte == 127)
 
 
 def test_path_longer_than_the_system_allows_is_an_oserror(tmp_path: Path) -> None:
