@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -66,6 +66,8 @@ def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentPa
         "6 full, 7 refused to open, 74 I/O error, 124 timeout, 130, 141 and 143 signals.",
     )
     parser.add_argument("--version", action=_Version)
+    parser.add_argument("--completion", action=_Completion)
+    parser.add_argument("--manual", action=_Manual)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, summary in VERBS.items():
         child = verbs.add_parser(name, help=summary, description=summary.capitalize() + ".")
@@ -212,4 +214,42 @@ class _Version(argparse.Action):
         import mpqueue
 
         print(f"mpqueue {mpqueue.__version__}")
+        parser.exit()
+
+
+class _Completion(argparse.Action):
+    """Prints what a shell wants to know of the whole tree."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(
+            option_strings,
+            dest,
+            metavar="SHELL",
+            help="print a completion script for bash, zsh or fish, and exit",
+        )
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, *__: object) -> None:
+        from mpqueue.cli import completion, tree
+
+        if shell not in completion.SHELLS:
+            parser.error(f"--completion: {shell!r} is none of {', '.join(completion.SHELLS)}")
+        verbs = list(tree.verbs(build_parser()))
+        print("\n".join(completion.SHELLS[shell](verbs)))
+        parser.exit()
+
+
+class _Manual(argparse.Action):
+    """Prints the manual page, in the macros that man reads."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(
+            option_strings, dest, nargs=0, help="print the manual page, for man, and exit"
+        )
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import mpqueue
+        from mpqueue.cli import manual, tree
+
+        verbs = list(tree.verbs(build_parser()))
+        print("\n".join(manual.page(parser.description or "", verbs, str(mpqueue.__version__))))
         parser.exit()

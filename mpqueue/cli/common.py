@@ -25,6 +25,25 @@ REFUSED = 7
 IO_ERROR = 74
 TIMEOUT = 124
 
+EXIT_CODES = (
+    ("0", "ok"),
+    ("1", "empty, not found"),
+    ("2", "usage"),
+    ("3", "sealed"),
+    ("4", "another consumer is attached, or others have the queue open"),
+    ("5", "damage found"),
+    ("6", "full, also when the room did not come within `put --timeout`"),
+    ("7", "refused to open: no queue, version, options"),
+    ("74", "I/O error, poisoned; also of stdin and stdout"),
+    ("124", "time-out"),
+    (
+        "130, 143",
+        "SIGINT, SIGTERM: at any time, without a traceback. A second one does not wait",
+    ),
+    ("141", "the reader of stdout went away"),
+)
+"""What each exit code means, in the words of the manual."""
+
 DURATION_MAX = 1_000_000_000
 SIZE_MAX = COUNT_MAX = (1 << 63) - 1
 SEQ_MAX = (1 << 64) - 1
