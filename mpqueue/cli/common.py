@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,24 @@ def say(text: str) -> None:
     """One line of talk on stderr; silent when nobody listens there."""
     with contextlib.suppress(OSError):
         print(f"mpqueue: {shown(text)}", file=sys.stderr, flush=True)
+
+
+def replace_file(path: str, text: str) -> None:
+    """Writes beside the file and renames: a reader has the old text or the new, never a part."""
+    if os.path.exists(path) and not os.path.isfile(path):  # root would replace even /dev/null
+        raise UsageError(f"{path} is no regular file, which alone can be replaced")
+    directory, name = os.path.split(path)
+    # Its name does not end in .prom, so that node_exporter does not take it for a second file.
+    descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=directory or ".")
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="strict") as file:
+            os.fchmod(descriptor, 0o644)  # read by another user
+            file.write(text)
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 # ---- units --------------------------------------------------------------------------------------

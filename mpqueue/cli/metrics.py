@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable
 
 from mpqueue.cli import common
@@ -46,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.textfile is None:
         sys.stdout.buffer.write(text.encode())  # the format is UTF-8, whatever the locale is
     else:
-        _replace(args.textfile, text)
+        common.replace_file(args.textfile, text)
     return common.OK
 
 
@@ -76,21 +73,3 @@ def _once() -> Callable[[str, Exception], None]:
             _say(queue, error)
 
     return report
-
-
-def _replace(path: str, text: str) -> None:
-    """Writes beside the file and renames: a reader has the old text or the new, never a part."""
-    if os.path.exists(path) and not os.path.isfile(path):  # root would replace even /dev/null
-        raise common.UsageError(f"{path} is no regular file, which alone can be replaced")
-    directory, name = os.path.split(path)
-    # Its name does not end in .prom, so that node_exporter does not take it for a second file.
-    descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=directory or ".")
-    try:
-        with open(descriptor, "w", encoding="utf-8", errors="strict") as file:
-            os.fchmod(descriptor, 0o644)  # read by another user
-            file.write(text)
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise

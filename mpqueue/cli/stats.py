@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
-    parser.add_argument("--json", action="store_true", help="all of them as JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="all of them as JSON")
+    form.add_argument(
+        "--html", metavar="FILE", help="one page with drawings, which replaces FILE in one step"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Reads shared counters; where joining is not allowed, the files are counted instead."""
+    if args.html is not None:
+        from mpqueue.cli import stats_page, top
+
+        common.replace_file(args.html, stats_page.page(top.look_well(args.path)))
+        return common.OK
     try:
         with common.open_queue(args.path) as queue:
             now = queue.stats()

@@ -91,19 +91,24 @@ def look(path: str) -> Look:
     """Reads one queue; never raises for what is wrong with it."""
     queue = metrics.label(path)
     try:
-        with reader.inspect(path) as view:
-            return Look(
-                queue,
-                time.monotonic(),
-                "",
-                read_stats(view),
-                view.options,
-                read_members(view),
-                read_segments(view),
-            )
+        return look_well(path)
     except (mpqueue.MpqueueError, OSError, ValueError) as error:
         text = str(error) or type(error).__name__
         return Look(queue, time.monotonic(), text, None, {}, [], [])
+
+
+def look_well(path: str) -> Look:
+    """Reads one queue. Raises NotAQueue, FormatError, OSError."""
+    with reader.inspect(path) as view:
+        return Look(
+            metrics.label(path),
+            time.monotonic(),
+            "",
+            read_stats(view),
+            view.options,
+            read_members(view),
+            read_segments(view),
+        )
 
 
 def change(before: Look, now: Look) -> Change:

@@ -57,7 +57,7 @@ def _queue(changed: top.Change, columns: int) -> Iterator[str]:
     if stats is None or found is None:
         yield "  nobody has opened it since the machine started"[:columns]
         return
-    for flag, text in _alarms(stats):
+    for flag, text in alarms(stats):
         if flag:
             yield _paint(f"  {text}"[:columns], _RED)
     rates = changed.rates
@@ -100,7 +100,8 @@ def _queue(changed: top.Change, columns: int) -> Iterator[str]:
     yield from _members(changed, columns)
 
 
-def _alarms(stats: mpqueue.Stats) -> Iterable[tuple[bool, str]]:
+def alarms(stats: mpqueue.Stats) -> Iterable[tuple[bool, str]]:
+    """What should not be, each with whether it is."""
     yield stats.poisoned, f"poisoned: a flush failed ({os.strerror(stats.poison_errno)})"
     yield stats.fault, "fault: a bug or a broken promise of the kernel; puts are refused"
     yield stats.sealed, "sealed: no more puts"
