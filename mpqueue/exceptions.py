@@ -18,7 +18,7 @@
       QueueRemoved (FileNotFoundError)   deleted or replaced under a live handle
       FormatError                        newer or unreadable format; nothing was touched
       OptionsMismatch (ValueError)       the queue was made with another value
-      KeyMismatch                        the queue is encrypted with another key
+      KeyMismatch                        the queue is encrypted, and its key is not at hand
       UnsupportedFilesystem (OSError)    no coherent shared mappings there; .fstype
       LockTimeout (TimeoutError)         the wait ended at the header lock; .pid holds it
       QueueInUse (BlockingIOError)       destroy or repair needs the queue alone; .pid has it
@@ -170,7 +170,7 @@ class OptionsMismatch(MpqueueError, ValueError):
 
 
 class KeyMismatch(MpqueueError):
-    """The queue's payloads are encrypted with another key; nothing was touched."""
+    """The queue's items are encrypted, and no key or another one was given; nothing was touched."""
 
 
 class UnsupportedFilesystem(_SystemError):

@@ -74,6 +74,7 @@ GENERATION_BLOCK: Final = 1024
 DURABILITY_NAMES: Final = ("none", "interval", "group", "sync")
 STAGE_NAMES: Final = ("", "segment", "cursor", "meta", "directory")
 BACKOFF_MAX: Final = 16
+KEYS: Final = 16
 
 CURSOR_HEADER: Final = 512
 CURSOR_ATTEMPTS: Final = 224
@@ -183,12 +184,14 @@ OPTIONS = Layout(
     "file_mode:I reserved0:I codec:32s reserved:16Q",
 )
 
+KEY = Layout("mpq_key", 32, "id:I reserved:I since:Q check:16s")
+
 META_SLOT = Layout(
     "mpq_meta_slot",
     4096,
     "magic:Q version:I slot_bytes:I number:Q uuid:16s hash_seed:Q created_at:Q epoch:Q seq_mark:Q "
     "generation_mark:Q inode:Q device:Q poison_errno:I poison_stage:I sealed:I reserved0:I "
-    "options:400s reserved:3576s hash:Q",
+    "options:400s reserved:1536s keys_count:I reserved1:I keys:512s reserved2:1520s hash:Q",
 )
 
 CURSOR_ATTEMPT = Layout("mpq_cursor_attempt", 16, "seq:Q attempts:I reserved:I")
@@ -265,6 +268,7 @@ LAYOUTS: Final = (
     SEGMENT_HEADER,
     ROLL,
     OPTIONS,
+    KEY,
     META_SLOT,
     CURSOR_ATTEMPT,
     TOTALS,

@@ -15,7 +15,16 @@ from collections import deque
 
 from mpqueue import _log, _native, semaphore
 from mpqueue.consumer import Consumer
-from mpqueue.exceptions import Closed, ConsumerBusy, Empty, Full, LockTimeout, NoSpace, Sealed
+from mpqueue.exceptions import (
+    Closed,
+    ConsumerBusy,
+    Empty,
+    Full,
+    LockTimeout,
+    MpqueueError,
+    NoSpace,
+    Sealed,
+)
 from mpqueue.options import NO_CODEC, from_native, to_native
 
 TYPE_CHECKING = False
@@ -164,15 +173,16 @@ class Queue(_native.Queue[T]):
 
         codec: an object with name, encode and decode, or the name of one (see `mpqueue.codecs`).
         The queue records the name. None: the one that is recorded, if it is bytes, json, msgpack,
-        numpy or one of these with +zstd; others are used only when they are named.
+        numpy or one of these with +zstd; others are used only when they are named, and those that
+        encrypt (`codecs.Aes`) when they are given with their keys.
         raw: put and get the bytes as they are stored, whatever the codec, which is not loaded.
 
         Blocks while another process recovers or destroys the queue, and while this one recovers it
         after an operating-system crash.
 
-        Raises NotAQueue, FormatError, OptionsMismatch, UnsupportedFilesystem, NoSpace, ValueError
-        for an option out of range or an unknown codec, ImportError when a codec misses its
-        library, OSError; on any of them nothing that existed was changed.
+        Raises NotAQueue, FormatError, OptionsMismatch, KeyMismatch, UnsupportedFilesystem, NoSpace,
+        ValueError for an option out of range or an unknown codec, ImportError when a codec misses
+        its library, OSError; on any of them nothing that existed was changed.
         """
         given: dict[str, Any] = {
             "segment_size": segment_size,
@@ -213,32 +223,48 @@ class Queue(_native.Queue[T]):
         # One lock a process: a forked child must not inherit one that a thread of its parent held.
         self._role_locks: dict[int, threading.RLock] = {}
         self._gated = False
+        where = _absolute(path)
+        if not raw:
+            self._judge(where)
         super().__init__(
-            _absolute(path),
+            where,
             create=create,
             options=to_native(self._given),
             allow_filesystem=os.environ.get(_ALLOW_FILESYSTEM),
         )
         stored = self._options()
-        if codec is None and not raw and stored["codec"]:
-            self._use_recorded(stored["codec"])
-        if self._codec is not None:
-            from mpqueue.codecs import registry
-
-            self._encode = self._codec.encode
-            self._decode = registry.decoder(self._codec, self.path)
+        if self._codec is not None or (codec is None and not raw and stored["codec"]):
+            self._use_codec(stored["codec"])
         gate = self.gate_name
         self._gated = semaphore.ensure(gate, stored["file_mode"], self.path)
         self._open_gate(gate if self._gated else None, *semaphore.identity(gate))
 
-    def _use_recorded(self, name: str) -> None:
+    def _judge(self, path: bytes) -> None:
+        """Refuses by what meta says of codec and keys, before anything is joined or recovered."""
+        if self._codec is None and self._named is not None:
+            return
+        try:
+            look = _native.look(path)
+        except (MpqueueError, OSError):
+            return  # there is none yet, or opening says what is wrong
+        if look[1]:
+            from mpqueue.codecs import registry
+
+            registry.judge(self._codec, look, os.fsdecode(path))
+
+    def _use_codec(self, name: str) -> None:
+        """Sets the hooks; `name` is recorded. Keys are judged again: this is the queue itself."""
         from mpqueue.codecs import registry
 
         try:
-            self._codec = registry.recorded(name, self.path)
+            if self._codec is None:
+                self._codec = registry.recorded(name, self.path)
+            bound = registry.bind(self._codec, self)
         except BaseException:
             super().close()
             raise
+        self._encode = bound.encode
+        self._decode = registry.decoder(bound, self.path)
 
     # ---- consuming
 

@@ -9,6 +9,8 @@ takes one, or the name of one:
     numpy           `Numpy`: arrays as .npy, read back as views
     unsafe-pickle   `UnsafePickle`: any object; loading runs what the bytes say
     NAME+zstd       `Zstd`: the codec NAME, compressed; needs the extra `zstd`
+    NAME+aes        `Aes`: the codec NAME, encrypted; given as an object, with its keys; needs the
+                    extra `crypto`
 
 `Msgspec`, which checks what it decodes against a type, is given as an object. Other names are
 looked up among the entry points of the group `mpqueue.codecs`.
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mpqueue.codecs.arrays import Numpy
 from mpqueue.codecs.compressed import Zstd
+from mpqueue.codecs.encrypted import Aes
 from mpqueue.codecs.packed import Msgpack, Msgspec
 from mpqueue.codecs.plain import Bytes, Json, UnsafePickle
 from mpqueue.codecs.registry import lookup
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "Aes",
     "Bytes",
     "Codec",
     "Json",

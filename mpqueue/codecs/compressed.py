@@ -31,6 +31,10 @@ class Zstd(Base, Generic[T]):
             from mpqueue.codecs.registry import lookup
 
             inner = lookup(inner)
+        if inner.name.endswith("+aes"):
+            raise ValueError(
+                "what is encrypted does not compress: Zstd belongs within Aes, not around it"
+            )
         self._zstd.ZstdCompressor(level=level)  # says now what is wrong with the level
         self.name = f"{inner.name}+zstd"
         self._arguments = inner, level, max_size

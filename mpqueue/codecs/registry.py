@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from mpqueue.codecs.arrays import Numpy
 from mpqueue.codecs.compressed import Zstd
+from mpqueue.codecs.encrypted import SUFFIX as _AES
+from mpqueue.codecs.encrypted import Aes
+from mpqueue.codecs.keys import admit
 from mpqueue.codecs.packed import Msgpack
 from mpqueue.codecs.plain import Bytes, Json, UnsafePickle
-from mpqueue.exceptions import CodecError, OptionsMismatch
+from mpqueue.exceptions import CodecError, KeyMismatch, OptionsMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpqueue._native import Item
+    from mpqueue._native import Item, Queue
     from mpqueue.codecs import Codec
+    from mpqueue.codecs.keys import Look
 
-__all__ = ["check", "decoder", "lookup", "name_of", "recorded"]
+__all__ = ["bind", "check", "decoder", "judge", "lookup", "name_of", "recorded"]
 
 _GROUP = "mpqueue.codecs"
 _NAME_MAX = 31
@@ -63,8 +67,13 @@ def lookup(name: str) -> Codec[Any]:
     An entry point refers to a codec, or to something that makes one when it is called without
     arguments; its name is the codec's.
 
-    Raises ValueError when there is none or more than one, ImportError when a library is missing.
+    Raises ValueError when there is none or more than one, ImportError when a library is missing,
+    KeyMismatch for one that encrypts, which a name does not make.
     """
+    if name.endswith(_AES):
+        raise KeyMismatch(
+            f"codec {name!r} needs its keys: codecs.Aes({name.removesuffix(_AES)!r}, key_file=...)"
+        )
     if name.endswith(_ZSTD):
         return Zstd(lookup(name.removesuffix(_ZSTD)))
     if name in _NAMED:
@@ -94,8 +103,15 @@ def lookup(name: str) -> Codec[Any]:
 def recorded(name: str, path: str) -> Codec[Any]:
     """The codec of a queue that records `name`, for an opener that named none (R1).
 
-    Raises OptionsMismatch when it takes naming, ImportError when its library is missing.
+    Raises OptionsMismatch when it takes naming, KeyMismatch when it takes keys, ImportError when
+    its library is missing.
     """
+    if name.endswith(_AES):
+        raise KeyMismatch(
+            f"{path}: the queue has codec = {name!r}, whose items are encrypted: give "
+            f"codec=codecs.Aes({name.removesuffix(_AES)!r}, key_file=...), or raw=True for the "
+            "bytes as they are stored"
+        )
     inner = name.removesuffix(_ZSTD)
     if inner not in _SAFE:
         raise OptionsMismatch(
@@ -103,6 +119,26 @@ def recorded(name: str, path: str) -> Codec[Any]:
             "codec=, or raw=True for the bytes as they are stored"
         )
     return lookup(name)
+
+
+def judge(codec: Codec[Any] | None, look: Look, path: str) -> None:
+    """Refuses an opener by what the queue records, before it joins.
+
+    Raises OptionsMismatch, KeyMismatch, ImportError.
+    """
+    name = look[1]
+    if codec is None:
+        recorded(name, path)
+    elif isinstance(codec, Aes) and codec.name == name:
+        codec.ring.judge(look, path)
+
+
+def bind(codec: Codec[Any], queue: Queue[Any]) -> Codec[Any]:
+    """The codec for an open queue: the same, but where it encrypts. Raises KeyMismatch."""
+    if not isinstance(codec, Aes):
+        return codec
+    admit(queue, codec.ring)
+    return codec.bind(queue.uuid)
 
 
 def decoder(codec: Codec[Any], path: str) -> Callable[[Item[Any]], Any]:

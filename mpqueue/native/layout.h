@@ -178,6 +178,16 @@ struct mpq_options { /* 0 means "none" where an option can be absent */
 };
 _Static_assert(sizeof(struct mpq_options) == 400, "options are 400 bytes");
 
+#define MPQ_KEYS 16u
+
+struct mpq_key { /* a key that items are encrypted with; the key itself is nowhere */
+    uint32_t id; /* the user's number of it, as it stands in the items */
+    uint32_t reserved;
+    uint64_t since; /* wall clock ns: when it was recorded */
+    uint8_t check[16]; /* made from the key and the queue's uuid: tells another key */
+};
+_Static_assert(sizeof(struct mpq_key) == 32, "a key's entry is 32 bytes");
+
 struct mpq_meta_slot { /* both slots are written, one after the other, each synced */
     uint64_t magic;
     uint32_t version;
@@ -196,10 +206,15 @@ struct mpq_meta_slot { /* both slots are written, one after the other, each sync
     uint32_t sealed;
     uint32_t reserved0;
     struct mpq_options options;
-    uint8_t reserved[3576];
+    uint8_t reserved[1536];
+    uint32_t keys_count; /* of the newest MPQ_KEYS; 0 = not encrypted, or no key was used yet */
+    uint32_t reserved1;
+    struct mpq_key keys[MPQ_KEYS]; /* oldest first */
+    uint8_t reserved2[1520];
     uint64_t hash; /* of the bytes before it, seed 0 */
 };
 _Static_assert(sizeof(struct mpq_meta_slot) == MPQ_PAGE, "a meta slot is a page");
+_Static_assert(offsetof(struct mpq_meta_slot, keys_count) == 2048, "keys lie at 2048");
 
 #define MPQ_STAGE_SEGMENT 1u
 #define MPQ_STAGE_CURSOR 2u

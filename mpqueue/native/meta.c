@@ -17,7 +17,7 @@ static bool is_plausible(const struct mpq_meta_slot *slot)
     return slot->version != MPQ_FORMAT_VERSION ||
            (slot->epoch <= MPQ_INCARNATION_MAX / 2 && slot->seq_mark <= MPQ_SEQ_MAX &&
             slot->generation_mark <= MPQ_POSITION_GEN(UINT64_MAX) / 2 &&
-            mpq_options_check(&slot->options, &why) == MPQ_OK);
+            slot->keys_count <= MPQ_KEYS && mpq_options_check(&slot->options, &why) == MPQ_OK);
 }
 
 static bool slot_holds(const struct mpq_meta_slot *slot)

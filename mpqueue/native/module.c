@@ -333,6 +333,8 @@ static PyMethodDef functions[] = {
     {"repair", module_repair, METH_VARARGS,
      "repair(path, dry_run=False, /) -> items, gaps, lost_items, lost_bytes, torn_items, "
      "quarantined, cleared_poison, rebuilt"},
+    {"look", module_look, METH_O,
+     "look(path, /) -> uuid, codec, keys: what a queue says of itself, which is not joined"},
     {"xxh64", module_xxh64, METH_VARARGS,
      "xxh64(data, seed=0, /) -> int: the hash of the file format"},
     {NULL, NULL, 0, NULL},

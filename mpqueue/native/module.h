@@ -180,6 +180,12 @@ PyObject *headers_decode(const uint8_t *ext, size_t ext_length);
 /* The value of the first entry of a type, or NULL. */
 const uint8_t *extension_find(const uint8_t *ext, size_t ext_length, unsigned type, size_t *length);
 
+/* ---- module_keys.c: which keys a queue's items are encrypted with */
+
+PyObject *module_look(PyObject *module, PyObject *path);
+PyObject *queue_keys(PyObject *object, PyObject *ignored);
+PyObject *queue_add_key(PyObject *object, PyObject *args);
+
 /* ---- module_role.c */
 
 void role_drop(struct role *role);

@@ -735,6 +735,8 @@ static PyMethodDef queue_methods[] = {
     {"_members", queue_members, METH_NOARGS, "One tuple a member."},
     {"_options", queue_options, METH_NOARGS, "Options as stored."},
     {"_set_options", queue_set_options, METH_O, "Change stored options."},
+    {"_keys", queue_keys, METH_NOARGS, "What look() tells, of this queue."},
+    {"_add_key", queue_add_key, METH_VARARGS, "Record a key, durably; False: keys changed."},
     {"_stats", queue_stats, METH_NOARGS, "Counters and gauges as stored."},
     {"_still_there", queue_still_there, METH_NOARGS, "QueueRemoved when its files are gone."},
     {"_open_gate", queue_open_gate, METH_VARARGS,

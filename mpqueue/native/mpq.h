@@ -156,6 +156,28 @@ void mpq_options_get(struct mpq_queue *queue, struct mpq_options *options);
 MPQ_CHECKED mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
                                        const struct mpq_options *options,
                                        const struct mpq_call *call, struct mpq_error *error);
+/* ---- keys: which ones a queue's items are encrypted with. The core knows none of them. */
+
+struct mpq_look { /* what a queue says of itself before anybody joins it */
+    uint8_t uuid[16];
+    char codec[32]; /* NUL padded */
+    uint32_t keys_count;
+    struct mpq_key keys[MPQ_KEYS]; /* oldest first */
+};
+/* Reads meta; nothing is joined, recovered or written. io: NULL is the system. Refusals as of
+ * mpq_open. */
+MPQ_CHECKED mpq_status mpq_look(const char *path, const struct mpq_io *io, struct mpq_look *look,
+                                struct mpq_error *error);
+/* The same of an open queue, as meta is now. */
+MPQ_CHECKED mpq_status mpq_keys_get(struct mpq_queue *queue, struct mpq_look *look,
+                                    const struct mpq_call *call, struct mpq_error *error);
+/* Records a key, durably, as the newest one; beyond MPQ_KEYS the oldest is forgotten. `newest` is
+ * the one that the caller judged the list by, NULL for an empty list: MPQ_STALE, and nothing
+ * changes, when another one is the newest by now. Of a key only id and check count. */
+MPQ_CHECKED mpq_status mpq_key_add(struct mpq_queue *queue, const struct mpq_key *newest,
+                                   const struct mpq_key *key, const struct mpq_call *call,
+                                   struct mpq_error *error);
+
 /* Shared and persisted: puts raise MPQ_SEALED in every process; undo lifts it. */
 MPQ_CHECKED mpq_status mpq_seal(struct mpq_queue *queue, bool undo, const struct mpq_call *call,
                                 struct mpq_error *error);
