@@ -63,7 +63,8 @@ def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentPa
         prog="mpqueue",
         description="A durable queue shared by processes: many producers, one consumer.",
         epilog="Exit codes: 0 ok, 1 empty, 2 usage, 3 sealed, 4 consumer attached, 5 damage, "
-        "6 full, 7 refused to open, 74 I/O error, 124 timeout, 130, 141 and 143 signals.",
+        "6 full, 7 refused to open, 8 an item cannot be decoded, 74 I/O error, 124 timeout, "
+        "130, 141 and 143 signals.",
     )
     parser.add_argument("--version", action=_Version)
     parser.add_argument("--completion", action=_Completion)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import mpqueue
+    from mpqueue.codecs import Codec
 
 OK = 0
 EMPTY = 1
@@ -23,6 +24,7 @@ BUSY = 4
 DAMAGE = 5
 FULL = 6
 REFUSED = 7
+UNDECODABLE = 8
 IO_ERROR = 74
 TIMEOUT = 124
 
@@ -84,6 +86,8 @@ def exit_code(error: BaseException) -> int:
         (exceptions.NotAQueue, REFUSED),
         (exceptions.FormatError, REFUSED),
         (exceptions.OptionsMismatch, REFUSED),
+        (exceptions.KeyMismatch, REFUSED),
+        (exceptions.CodecError, UNDECODABLE),
         (exceptions.UnsupportedFilesystem, REFUSED),
         (exceptions.MpqueueError, IO_ERROR),
         (OSError, IO_ERROR),
@@ -292,15 +296,22 @@ def open_queue(path: str) -> mpqueue.Queue:
     return mpqueue.Queue(path, create=False, raw=True)
 
 
-def make_queue(path: str, given: Mapping[str, Any]) -> mpqueue.Queue:
+def make_queue(
+    path: str, given: Mapping[str, Any], codec: Codec[Any] | None = None
+) -> mpqueue.Queue[Any]:
     """Makes a queue, or opens one that agrees; `given` as `option_values` takes it.
+
+    codec: for one that is encrypted; without it items are bytes, whatever the queue's codec.
 
     Raises UsageError for an option that cannot be, and everything that opening raises.
     """
     import mpqueue
 
     try:
-        return mpqueue.Queue(path, raw=True, **option_values(given))
+        values = option_values(given)
+        if codec is not None:
+            return mpqueue.Queue(path, **{**values, "codec": codec})
+        return mpqueue.Queue(path, raw=True, **values)
     except mpqueue.MpqueueError:
         raise
     except (TypeError, ValueError) as error:

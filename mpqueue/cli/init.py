@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from mpqueue.cli import common
+from mpqueue.cli import common, keys
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
+    keys.add_key_file(parser)
     for name, (convert, text) in common.OPTIONS.items():
         parser.add_argument("--" + name.replace("_", "-"), type=convert, metavar="X", help=text)
 
@@ -21,6 +22,10 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None:
             given[name] = value
-    with common.make_queue(args.path, given) as queue:
+    codec = None
+    if args.key_file is not None:
+        name = keys.encrypted_name(given.get("codec", "bytes"))
+        codec = keys.codec(name, args.key_file)
+    with common.make_queue(args.path, given, codec) as queue:
         common.say(f"{queue.path}: queue {queue.uuid} is ready")
     return common.OK

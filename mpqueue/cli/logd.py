@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mpqueue.cli import common
+from mpqueue.cli import common, keys
 
 if TYPE_CHECKING:
     import mpqueue
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise common.UsageError(f"{args.file} is no regular file, which alone can be marked")
     line = _liner(args)
     code = common.OK
-    with common.open_queue(args.path) as queue, queue.consumer(wait=args.wait) as consumer:
+    with keys.open_queue(args.path, None) as queue, queue.consumer(wait=args.wait) as consumer:
         try:
             file = MarkedFile(
                 args.file,

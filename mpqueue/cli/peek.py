@@ -6,8 +6,12 @@ import argparse
 import json
 import time
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from mpqueue.cli import common, records
+from mpqueue.cli import common, keys, records
+
+if TYPE_CHECKING:
+    from mpqueue.reader import Record
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,22 +29,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from", dest="start", metavar="SEQ", type=common.seq, help="first seq to show"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, whole bodies")
+    keys.add_key_file(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when there is nothing to show."""
+    """Exit code 1 when there is nothing to show, 8 when one of the items cannot be decrypted."""
+    from mpqueue.exceptions import CodecError
     from mpqueue.reader import inspect
 
     shown = 0
+    code = common.OK
     with inspect(args.path) as view:
+        codec = keys.reader(view, args.key_file)
         for record in islice(view.items(args.start), args.count):
             shown += 1
-            if args.json:
-                print(json.dumps(records.as_json(record)))
+            try:
+                body = keys.decrypted(record, codec)
+            except CodecError as error:
+                common.say(str(error))
+                code = common.UNDECODABLE
                 continue
-            age = common.human_time(max(0.0, time.time() - record.enqueued_at))
-            text = record.body[:60].decode("utf-8", "backslashreplace")
-            more = "..." if len(record.body) > 60 else ""
-            tries = f"  attempt {record.attempts}" if record.attempts else ""
-            print(f"{record.seq}  {age} ago  {len(record.body)} B{tries}  {text!r}{more}")
-    return common.OK if shown else common.EMPTY
+            if args.json:
+                print(json.dumps(records.as_json(record, body)))
+            else:
+                print(_line(record, body))
+    return code if shown else common.EMPTY
+
+
+def _line(record: Record, body: bytes) -> str:
+    age = common.human_time(max(0.0, time.time() - record.enqueued_at))
+    text = body[:60].decode("utf-8", "backslashreplace")
+    more = "..." if len(body) > 60 else ""
+    tries = f"  attempt {record.attempts}" if record.attempts else ""
+    headers = f"  {record.headers}" if record.headers else ""
+    return f"{record.seq}  {age} ago  {len(body)} B{tries}{headers}  {text!r}{more}"

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from mpqueue.cli import common, records
+from mpqueue.cli import common, keys, records
 
 if TYPE_CHECKING:
     import mpqueue
+    from mpqueue.codecs import Codec
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
     records.add_format(parser, "lines", ("lines", "null", "jsonl", "frame"))
+    keys.add_key_file(parser)
     parser.add_argument("--file", metavar="F", help="put the content of this file as one item")
     parser.add_argument(
         "--header", metavar="K=V", action="append", default=[], help="a header for every item"
@@ -126,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
     """Puts until the input ends. The queue is made when it is not there, and that is said."""
     exists = os.path.exists(os.path.join(args.path, "meta"))
     options = {} if exists else common.environment_options()
-    headers = dict(_header(text) for text in args.header)
-    with common.make_queue(args.path, options) as queue:
+    headers = _headers(args.header)
+    with common.make_queue(args.path, options, _codec(args, exists, options)) as queue:
         if not exists:
             common.say(f"{queue.path}: there was no queue, made one")
         putter = _Putter(queue, args, headers)
@@ -145,6 +147,35 @@ def run(args: argparse.Namespace) -> int:
     if putter.dropped:
         common.say(f"{putter.dropped} items were dropped: {args.path} was full")
     return common.OK
+
+
+def _codec(args: argparse.Namespace, exists: bool, options: Mapping[str, Any]) -> Codec[Any] | None:
+    """What encrypts; None where nothing does. Refuses to put plaintext where that is not meant."""
+    name = keys.recorded(args.path) if exists else options.get("codec", "bytes")
+    encrypts = keys.is_encrypted(name)
+    if args.key_file is None:
+        if encrypts:
+            raise keys.refusal(args.path, name)
+        return None
+    if exists and not encrypts:
+        raise common.UsageError(
+            f"{args.path}: this queue is not encrypted (codec {name}): leave --key-file and "
+            "MPQUEUE_KEY_FILE out, or init another one"
+        )
+    return keys.codec(keys.encrypted_name(name), args.key_file)
+
+
+def _headers(texts: Sequence[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in texts:
+        key, value = _header(text)
+        if key in headers:
+            raise common.UsageError(f"--header {key!r} is given twice")
+        headers[key] = value
+    problem = records.headers_problem(headers)
+    if problem:
+        raise common.UsageError(f"--header: {problem}")
+    return headers
 
 
 def _header(text: str) -> tuple[str, str]:

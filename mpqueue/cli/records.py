@@ -170,9 +170,8 @@ def headers_problem(headers: Any) -> str:
     return f"headers take more than {HEADERS_MAX:,} bytes" if size > HEADERS_MAX else ""
 
 
-def as_json(item: Any) -> dict[str, Any]:
+def as_json(item: Any, body: bytes) -> dict[str, Any]:
     """An item or record as JSON values; a body that is not UTF-8 becomes body_base64."""
-    body = bytes(item.body)
     value: dict[str, Any] = {
         "seq": item.seq,
         "id": item.id,
@@ -187,13 +186,12 @@ def as_json(item: Any) -> dict[str, Any]:
     return value
 
 
-def write_item(out: BinaryIO, item: Any, form: str) -> None:
-    """Writes one item in a format; does not flush."""
+def write_item(out: BinaryIO, item: Any, body: bytes, form: str) -> None:
+    """Writes one item with the body given in a format; does not flush."""
     if form == "jsonl":
-        out.write(json.dumps(as_json(item), ensure_ascii=False).encode("utf-8", "surrogatepass"))
-        out.write(b"\n")
+        text = json.dumps(as_json(item, body), ensure_ascii=False)
+        out.write(text.encode("utf-8", "surrogatepass") + b"\n")
         return
-    body = bytes(item.body)
     if form == "u32":
         out.write(struct.pack("<I", len(body)))
     out.write(body)

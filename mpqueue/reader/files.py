@@ -33,7 +33,10 @@ class Finding(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """The newest valid slot of `meta`. Times are wall clock ns."""
+    """The newest valid slot of `meta`. Times are wall clock ns.
+
+    `keys` are id and check value of those that items are encrypted with, oldest first.
+    """
 
     number: int
     uuid: str
@@ -48,6 +51,7 @@ class Meta(NamedTuple):
     poison_stage: str
     sealed: bool
     options: Mapping[str, Any]
+    keys: tuple[tuple[int, bytes], ...]
 
 
 class Cursor(NamedTuple):
@@ -171,7 +175,13 @@ def _meta(values: Mapping[str, Any]) -> Meta:
         poison_stage=stages[stage] if stage < len(stages) else str(stage),
         sealed=bool(values["sealed"]),
         options=_options(layout.OPTIONS.unpack(values["options"])),
+        keys=_keys(values["keys"], values["keys_count"]),
     )
+
+
+def _keys(data: bytes, count: int) -> tuple[tuple[int, bytes], ...]:
+    entries = (layout.KEY.unpack(data, index * layout.KEY.size) for index in range(count))
+    return tuple((entry["id"], entry["check"]) for entry in entries)
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, Any]:

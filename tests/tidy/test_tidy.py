@@ -29,6 +29,7 @@ EXITS = {
     "DAMAGE",
     "FULL",
     "REFUSED",
+    "UNDECODABLE",
     "IO_ERROR",
     "TIMEOUT",
 }

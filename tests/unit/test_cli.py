@@ -375,3 +375,35 @@ def test_help_that_cannot_be_written_is_an_error(words: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-P", "-m", "mpqueue", *words], stdout=full)
     assert done.returncode == 74
+
+
+# ---- headers ------------------------------------------------------------------------------------
+
+
+def test_headers_are_shown_and_a_line_of_its_own_goes_ahead(run: Run, path: str) -> None:
+    line = b'{"body": "x", "headers": {"a": "own", "c": "3"}}\n'
+    run("put", path, "--jsonl", "--header", "a=1", "--header", "b=2", stdin=line)
+    wanted = {"a": "own", "b": "2", "c": "3"}
+    assert repr(wanted).replace("'a': 'own', ", "").encode()[1:] in run("peek", path).stdout
+    for words in (("peek", path, "--json"), ("export", path)):
+        assert json.loads(run(*words).stdout)["headers"] == wanted
+    taken = run("get", path, "--jsonl").stdout
+    run("put", path, "--jsonl", stdin=taken)
+    assert json.loads(run("get", path, "--jsonl").stdout)["headers"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["a=1", "a=2"], b"'a' is given twice"),
+        (["a=" + "x" * 40_000, "b=" + "x" * 40_000], b"more than 65,528 bytes"),
+        (["=1"], b"is not KEY=VALUE"),
+    ],
+)
+def test_headers_that_cannot_be_are_refused_before_anything_is_made(
+    run: Run, path: str, words: list[str], why: bytes
+) -> None:
+    options = [word for text in words for word in ("--header", text)]
+    done = run("put", path, *options, stdin=b"x\n", code=2)
+    assert why in done.stderr
+    assert not os.path.exists(path)

@@ -22,7 +22,7 @@ import mpqueue
 from mpqueue.cli import VERBS, build_parser, common
 
 MPQUEUE = [sys.executable, "-P", "-m", "mpqueue"]
-CODES = {0, 1, 2, 3, 4, 5, 6, 7, 74, 124}
+CODES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 74, 124}
 VALUES = [
     *("", " ", "0", "00", "-0", "-1", "1", "1.5", "-1.5", "+1", "1e3", "nan", "inf", "-inf"),
     *("9" * 30, "9" * 400, "99999999999G", "1T", "0x10", "\u0661", "none", "group:5", "interval:0"),

@@ -128,7 +128,7 @@ def test_what_is_written_is_read_back(body: bytes, form: str) -> None:
         pytest.skip("the format cannot hold it")
     out = io.BytesIO()
     for _ in range(3):
-        records.write_item(out, SimpleNamespace(body=body, **vars(ITEM)), form)
+        records.write_item(out, ITEM, body, form)
     entries = read(out.getvalue(), form)
     assert [entry.body for entry in entries] == [body] * 3
     assert all(entry.headers == ({"k": "v"} if form == "jsonl" else None) for entry in entries)
