@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from mpqueue.codecs.base import Base, library
 
 if TYPE_CHECKING:
+    from typing import Any, Literal, overload
+
     from mpqueue.codecs import Codec
 
 __all__ = ["Zstd"]
@@ -22,6 +24,22 @@ class Zstd(Base, Generic[T]):
     max_size: bytes before compression, at most. encode raises ValueError above it, and decode too,
     before it makes room: a small item cannot fill the memory.
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Zstd[bytes],
+            inner: Literal["bytes"] = ...,
+            level: int = ...,
+            max_size: int = ...,
+        ) -> None: ...
+        @overload
+        def __init__(self, inner: Codec[T], level: int = ..., max_size: int = ...) -> None: ...
+        @overload
+        def __init__(
+            self: Zstd[Any], inner: str, level: int = ..., max_size: int = ...
+        ) -> None: ...
 
     def __init__(
         self, inner: Codec[T] | str = "bytes", level: int = 3, max_size: int = 1 << 30

@@ -31,10 +31,17 @@ from mpqueue.codecs.keys import KEY_BYTES, KeyRing, read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Literal, TypedDict, Unpack, overload
 
     from typing_extensions import Buffer
 
     from mpqueue.codecs import Codec
+
+    class _Keys(TypedDict, total=False):
+        keys: Mapping[int, bytes] | None
+        current: int | None
+        key_file: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None
+
 
 __all__ = ["SUFFIX", "Aes"]
 
@@ -62,6 +69,17 @@ class Aes(Base, Generic[T]):
 
     Raises ValueError, TypeError, OSError for the file, ImportError that names the extra.
     """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: Aes[bytes], inner: Literal["bytes"] = ..., **keys: Unpack[_Keys]
+        ) -> None: ...
+        @overload
+        def __init__(self, inner: Codec[T], **keys: Unpack[_Keys]) -> None: ...
+        @overload
+        def __init__(self: Aes[Any], inner: str, **keys: Unpack[_Keys]) -> None: ...
 
     def __init__(
         self,

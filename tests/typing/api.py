@@ -51,12 +51,24 @@ def by_object() -> None:
     with q.consumer() as consumer:
         reveal_type(consumer.reserve_many(5))  # list[Item[Job]]
         reveal_type(consumer.queue)  # Queue[Job]
+        reveal_type(consumer.take())  # Item[Job] | None
+        reveal_type(consumer.peek())  # Item[Job] | None
         for item in consumer.drain():
             reveal_type(item.value)  # Job
+            reveal_type(item.headers)  # dict[str, str]
             reveal_type(item.body)  # bytes
             consumer.ack(item)
     packed = Queue("spool", codec=codecs.Zstd(codecs.Msgspec(Job, "msgpack")))
     reveal_type(packed)  # Queue[Job]
+    named = Queue("spool", codec=codecs.Zstd("json"))
+    reveal_type(named)  # Queue[Any]
+    reveal_type(Queue("spool", codec=codecs.Zstd()))  # Queue[bytes]
+    sealed = Queue("spool", codec=codecs.Aes(codecs.Zstd(codecs.Msgspec(Job)), keys={1: b""}))
+    reveal_type(sealed)  # Queue[Job]
+    reveal_type(Queue("spool", codec=codecs.Aes(key_file="keys")))  # Queue[bytes]
+    reveal_type(Queue("spool", codec=codecs.Aes("json", key_file="keys")))  # Queue[Any]
+    reveal_type(codecs.Aes(codecs.Msgspec(Job), key_file="keys").bind("0").decode(b""))  # Job
+    codecs.Aes("json", keys={"1": b""})  # error
     arrays = Queue("spool", codec=codecs.Numpy(numpy.float32))
     arrays.put(numpy.zeros(3))
     arrays.put([0.0])  # error
