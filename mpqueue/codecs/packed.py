@@ -43,7 +43,8 @@ class Msgspec(Base, Generic[T]):
     type: a `msgspec.Struct`, or any type that msgspec knows. What does not fit is a CodecError.
     format: "json" or "msgpack"; it is the codec's name, so other codecs of that name interoperate.
     schema: a label of your own, such as "job-2". It goes into the name ("json:job-2"), so that only
-    those who name the same label open the queue; leave it out for types that may evolve.
+    those who name the same label open the queue; leave it out for types that may evolve. True: a
+    fingerprint of the type stands for a label, so that one with other fields does not open it.
     """
 
     def __init__(
@@ -51,14 +52,20 @@ class Msgspec(Base, Generic[T]):
         type: type[T],
         format: Literal["json", "msgpack"] = "json",
         *,
-        schema: str | None = None,
+        schema: str | bool | None = None,
     ) -> None:
         msgspec = library("msgspec", "msgspec")
         if format not in ("json", "msgpack"):
             raise ValueError(f"format is {format!r}: it is 'json' or 'msgpack'")
         library("msgspec." + format, "msgspec")
         part = getattr(msgspec, format)
-        self.name = format if schema is None else f"{format}:{schema}"
+        if schema is True:
+            from mpqueue.codecs.schema import fingerprint
+
+            label = f":{fingerprint(type)}"
+        else:
+            label = "" if schema is None or schema is False else f":{schema}"
+        self.name = format + label
         self._made = type, format, schema
         self.encode: Callable[[T], bytes] = part.Encoder().encode
         self.decode: Callable[[bytes], T] = part.Decoder(type).decode
@@ -73,6 +80,6 @@ class Msgspec(Base, Generic[T]):
 
 
 def _msgspec(
-    type: type[Any], format: Literal["json", "msgpack"], schema: str | None
+    type: type[Any], format: Literal["json", "msgpack"], schema: str | bool | None
 ) -> Msgspec[Any]:
     return Msgspec(type, format, schema=schema)
