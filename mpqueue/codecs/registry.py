@@ -157,9 +157,12 @@ def decoder(codec: Codec[Any], path: str) -> Callable[[Item[Any]], Any]:
 
 
 def _failure(item: Item[Any], name: str, path: str, error: Exception) -> CodecError:
+    what = "ack() drops it; nack() gives it back, and skip() then passes it"
+    if item.settled:  # of peek(), too
+        what = "It is not in hand: skip() passes it while it is the next one"
     failure = CodecError(
         f"{path}: item {item.id} cannot be decoded as {name!r}: {type(error).__name__}: {error}. "
-        "ack() drops it; nack() gives it back, and skip() then passes it"
+        f"{what}"
     )
     failure.item = item
     failure.id = item.id
