@@ -19,22 +19,43 @@ static size_t get_u16(const uint8_t *at)
     return (size_t)at[0] | (size_t)at[1] << 8;
 }
 
+/* UTF-8 of one half of a header, or NULL with an exception that names the header. */
+static const char *text_of(PyObject *half, PyObject *key, size_t *length)
+{
+    Py_ssize_t size = 0;
+    const char *text = PyUnicode_AsUTF8AndSize(half, &size);
+    *length = (size_t)size;
+    if (!text && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "header %R is no text that UTF-8 has: nothing was put", key);
+    }
+    return text;
+}
+
 /* Appends one "key: value"; returns the new end, or 0 with an exception set. */
 static size_t pair_append(uint8_t *buffer, size_t end, PyObject *pair)
 {
-    PyObject *key, *value;
-    if (!PyArg_ParseTuple(pair, "UU;headers map str to str", &key, &value))
+    PyObject *key = NULL, *value = NULL;
+    if (PyTuple_Check(pair) && PyTuple_Size(pair) == 2) {
+        key = PyTuple_GetItem(pair, 0);
+        value = PyTuple_GetItem(pair, 1);
+    }
+    if (!key || !PyUnicode_Check(key) || !PyUnicode_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "header %R is no pair of str: headers map str to str",
+                     key ? key : pair);
         return 0;
-    Py_ssize_t key_size, value_size;
-    const char *key_text = PyUnicode_AsUTF8AndSize(key, &key_size);
-    const char *value_text = key_text ? PyUnicode_AsUTF8AndSize(value, &value_size) : NULL;
+    }
+    size_t key_length, value_length;
+    const char *key_text = text_of(key, key, &key_length);
+    const char *value_text = key_text ? text_of(value, key, &value_length) : NULL;
     if (!value_text)
         return 0;
-    size_t key_length = (size_t)key_size, value_length = (size_t)value_size;
     if (key_length > EXTENSION_MAX || value_length > EXTENSION_MAX ||
         end + 4 + key_length + value_length > EXTENSION_MAX) {
-        PyErr_SetString(PyExc_ValueError, "headers take more than 65,528 bytes: put large values "
-                                          "into the item's body");
+        PyErr_Format(PyExc_ValueError,
+                     "with header %R headers take more than 65,528 bytes: put large values into "
+                     "the item's body",
+                     key);
         return 0;
     }
     put_u16(buffer + end, key_length);
@@ -49,8 +70,13 @@ int headers_encode(PyObject *headers, uint8_t **ext, uint16_t *ext_length)
     *ext = NULL;
     *ext_length = 0;
     PyObject *pairs = PyMapping_Items(headers);
-    if (!pairs)
+    if (!pairs) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "headers map str to str: %R is no mapping", headers);
+        }
         return -1;
+    }
     uint8_t *buffer = NULL;
     Py_ssize_t count = PyList_Size(pairs);
     if (count == 0)
