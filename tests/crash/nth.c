@@ -5,8 +5,9 @@
  *        nth POLICY KIND ERRNO N once|always
  *
  * One script (create, put, batch, roll, flush, consume, ack, checkpoint with reclaim, a second
- * handle, set, seal, close, reopen, reopen under another boot id) runs over an I/O table in memory
- * whose N-th call of one kind fails with one errno, once or from then on. Then the fault is lifted.
+ * handle, set, seal, key, close, reopen, reopen under another boot id) runs over an I/O table in
+ * memory whose N-th call of one kind fails with one errno, once or from then on. Then the fault is
+ * lifted.
  *
  *   - The call that met it returns an error of a documented class or hides it (a retry, work done
  *     ahead of need); a failed write-back of something published is never hidden.
@@ -325,6 +326,17 @@ static mpq_status unseal(struct run *run, struct mpq_error *error)
     return mpq_seal(run->a, true, &patient, error);
 }
 
+static mpq_status add_key(struct run *run, struct mpq_error *error)
+{
+    struct mpq_look look;
+    mpq_status status = mpq_keys_get(run->a, &look, &patient, error);
+    if (status != MPQ_OK)
+        return status;
+    const struct mpq_key *newest = look.keys_count != 0 ? &look.keys[look.keys_count - 1] : NULL;
+    const struct mpq_key key = {.id = look.keys_count + 1};
+    return mpq_key_add(run->a, newest, &key, &patient, error);
+}
+
 static void drop_items(struct run *run)
 {
     for (uint32_t i = 0; i < run->out_count; i++)
@@ -423,6 +435,7 @@ static const struct step script[] = {
     {"set", set_option},
     {"seal", seal},
     {"unseal", unseal},
+    {"key", add_key},
     {"batch", put_batch},
     {"put large", put_large},
     {"put large", put_large},
