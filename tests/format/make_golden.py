@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import mpqueue
-from mpqueue import layout
+from mpqueue import codecs, layout
 from mpqueue.reader import inspect, verify
 
 HERE = Path(__file__).resolve().parent
@@ -105,12 +105,24 @@ def damaged(path: Path) -> None:
         file.write(bytes([byte ^ 4]))
 
 
+KEYS = {1: bytes(range(32)), 2: bytes(range(32, 64))}
+
+
+def encrypted(path: Path) -> None:
+    """Items of two keys, whose ids and check values are in meta."""
+    for current in KEYS:
+        codec = codecs.Aes("json", keys=KEYS, current=current)
+        with mpqueue.Queue(path, codec=codec, **SMALL) as queue:
+            queue.put({"key": current}, headers={"kind": "plain"})
+
+
 CASES: dict[str, Callable[[Path], None]] = {
     "plain": plain,
     "rolled": rolled,
     "gaps": gaps,
     "sealed": sealed,
     "damaged": damaged,
+    "encrypted": encrypted,
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 import mpqueue
-from mpqueue import layout
+from mpqueue import codecs, layout
 from mpqueue.reader import inspect, verify
 
 FOLDER = Path(__file__).resolve().parent / "v1"
@@ -80,7 +80,7 @@ def test_the_core_drains_what_the_reader_found(
     losses: list[mpqueue.Corrupt] = []
     found = []
     with (
-        mpqueue.Queue(path, create=False) as queue,
+        mpqueue.Queue(path, create=False, raw=True) as queue,
         queue.consumer(on_loss=losses.append) as consumer,
     ):
         try:
@@ -96,6 +96,24 @@ def test_the_core_drains_what_the_reader_found(
     report = verify(path)
     assert not report.damage
     assert report.counts.depth == 0
+
+
+@pytest.mark.parametrize("case", ["encrypted"])
+def test_the_keys_of_old_read_what_was_encrypted(
+    unpacked: tuple[Path, dict[str, Any]], case: str
+) -> None:
+    pytest.importorskip("cryptography")
+    path, _ = unpacked
+    keys = {1: bytes(range(32)), 2: bytes(range(32, 64))}
+    before = contents(path)
+    with pytest.raises(mpqueue.KeyMismatch, match="not the key 2"):
+        mpqueue.Queue(path, codec=codecs.Aes("json", keys={2: bytes(32)}))
+    assert contents(path) == before
+    with (
+        mpqueue.Queue(path, codec=codecs.Aes("json", keys=keys, current=2)) as queue,
+        queue.consumer() as consumer,
+    ):
+        assert [item.value for item in consumer.drain()] == [{"key": 1}, {"key": 2}]
 
 
 @pytest.mark.parametrize("case", ["plain"])
@@ -119,4 +137,4 @@ def test_a_newer_format_is_refused_and_not_touched(
 
 
 def test_there_are_images() -> None:
-    assert {"plain", "rolled", "gaps", "sealed", "damaged"} <= set(CASES)
+    assert {"plain", "rolled", "gaps", "sealed", "damaged", "encrypted"} <= set(CASES)
