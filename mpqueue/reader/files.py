@@ -97,7 +97,7 @@ def open_file(path: Path) -> int:
 
 def read_file(path: Path, limit: int = -1) -> bytes:
     """The bytes of a file. Raises OSError."""
-    with open(open_file(path), "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=lambda name, flags: open_file(path)) as file:
         data = file.read() if limit < 0 else file.read(limit)
     return data or b""
 
