@@ -180,7 +180,8 @@ def _meta(values: Mapping[str, Any]) -> Meta:
 
 
 def _keys(data: bytes, count: int) -> tuple[tuple[int, bytes], ...]:
-    entries = (layout.KEY.unpack(data, index * layout.KEY.size) for index in range(count))
+    used = range(min(count, layout.KEYS))
+    entries = (layout.KEY.unpack(data, index * layout.KEY.size) for index in used)
     return tuple((entry["id"], entry["check"]) for entry in entries)
 
 
