@@ -20,6 +20,8 @@ from mpqueue import semaphore
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["databases"]
+
 OpenQueue = Callable[..., mpqueue.Queue]
 RunPython = Callable[..., str]
 

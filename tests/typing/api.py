@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any, reveal_type
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy
 import mpqueue
 from mpqueue import Batch, Consumer, Item, Queue, codecs
 from mpqueue.aio import AsyncQueue
+from mpqueue.inbox import Inbox
 
 
 class Job(msgspec.Struct):
@@ -108,6 +110,16 @@ async def awaited() -> None:
             async for item in consumer:
                 reveal_type(item.value)  # Job
                 await consumer.ack(item, durable=True)
+
+
+def once(queue: Queue[Job], connection: sqlite3.Connection) -> None:
+    with queue.consumer() as consumer, Inbox(connection, consumer) as inbox:
+        for item in consumer:
+            with inbox.once(item) as fresh:
+                reveal_type(fresh)  # bool
+        with inbox.once_many(consumer.reserve_many(5)) as items:
+            reveal_type(items)  # list[Item[Job]]
+    Inbox("database", consumer)  # error
 
 
 class Mine:
