@@ -82,7 +82,10 @@ class Database(Protocol):
         """A statement that makes an index when there is none on these columns."""
 
     def create(self, table: str, *statements: str) -> None:
-        """Run the statements in one transaction, unless the table is there."""
+        """Run the statements in one transaction, unless the table is there.
+
+        Raises WeakDurability when it is one that does not outlive a crash.
+        """
 
     def try_role(self, table: str) -> Callable[[], object] | None:
         """Take what one process has at a time for a table: a call that gives it back, or None."""
@@ -114,8 +117,8 @@ def _index_name(table: str, columns: str) -> str:
     return f'"{table.rpartition(".")[2]}_{re.sub("[^a-z]+", "_", columns)}"'
 
 
-def require_durable(database: Database, allow_weak: bool) -> dict[str, str]:
-    """The settings. WeakDurability when they are weak and that is not allowed."""
+def require_durable(database: Database, allow_weak: bool) -> None:
+    """WeakDurability when the settings are weak and that is not allowed."""
     settings, weakness = database.settings()
     if weakness and not allow_weak:
         raise WeakDurability(
@@ -123,7 +126,6 @@ def require_durable(database: Database, allow_weak: bool) -> dict[str, str]:
             "where that may be",
             settings,
         )
-    return settings
 
 
 def text(value: Any) -> str:
@@ -361,8 +363,11 @@ class Postgres:
 
     def create(self, table: str, *statements: str) -> None:
         """See Database. Asks first: who may write there need not be allowed to create."""
-        query = "SELECT to_regclass(?) IS NOT NULL"
-        if self.read(query, [self.table(table)])[0][0]:
+        query = "SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(?)"
+        found = self.read(query, [self.table(table)])
+        if found and found[0][0] != "p":
+            raise WeakDurability(f"{table} is UNLOGGED or TEMPORARY: a crash empties it")
+        if found:
             return
         with self.transaction():
             # IF NOT EXISTS alone fails when two sessions create it at once.

@@ -65,7 +65,8 @@ def forward(
     then still reserved, or comes again.
     """
     put(item, queue, body, headers=headers, timeout=timeout)
-    settle(queue)
+    if queue.options.durability not in ("sync", "group"):  # a put there has waited
+        queue.flush()
     item.ack()
 
 
@@ -81,7 +82,11 @@ def put_once(
     return True
 
 
-def settle(queue: Queue[Any]) -> None:
-    """Everything that was put is on the disk, also where a put does not wait for that."""
-    if queue.options.durability not in ("sync", "group"):
-        queue.flush()
+def claim_once(
+    queue: Queue[Any], body: bytes, headers: Mapping[str, str], key: str, timeout: float
+) -> bool:
+    """put_once() of stored bytes that does not wait for the disk, which flush() has to follow."""
+    ticket = queue._claim(body, {**headers, ONCE_ID: key}, timeout)[1]
+    if ticket == 0:  # nothing to wait for: the next segment is to be prepared
+        queue._await_flush(0)
+    return True

@@ -33,6 +33,7 @@ VERBS = {
     "repair": "settle damage once and for all, saving the damaged bytes",
     "export": "write all items that are not acked, also from a damaged queue",
     "doctor": "what is wrong, or could be, each with advice",
+    "relay": "rows of an outbox table of SQLite or PostgreSQL into the queue",
     "logd": "log records of many processes into one rotated file, each line once",
     "bench": "measure this machine",
     "demo": "many producers, one consumer, kills on the way: count what was lost",
