@@ -83,44 +83,112 @@ static void copy_file(int from, const struct stat *info, const char *path)
     close(to);
 }
 
-static uint64_t hash_entry(const char *path, const char *name, uint64_t seed)
+/* ---- what it is now, compared page by page with what it was at the last look */
+
+#define FILES 64
+
+struct watched {
+    ino_t inode; /* not used again as long as it is mapped */
+    size_t bytes; /* 0 = a free slot */
+    const uint8_t *live;
+    uint8_t *known;
+    uint64_t *pages; /* their hashes */
+    uint64_t sum; /* of these */
+    uint64_t look; /* the last that met it */
+};
+
+static struct watched watched[FILES];
+static uint64_t look;
+
+static void forget(struct watched *file)
 {
-    struct stat info;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &info) != 0)
-        die(path);
-    uint64_t hash = mpq_xxh64(name, strlen(name), seed + (uint64_t)info.st_size);
-    if (S_ISDIR(info.st_mode)) {
-        hash = copied_hash(path, hash);
-    } else if (info.st_size != 0) {
-        const size_t bytes = (size_t)info.st_size;
-        void *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
-        if (base == MAP_FAILED)
-            die(path);
-        hash = mpq_xxh64(base, bytes, hash);
-        munmap(base, bytes);
+    if (munmap((void *)(uintptr_t)file->live, file->bytes) != 0)
+        die("munmap");
+    free(file->known);
+    free(file->pages);
+    memset(file, 0, sizeof *file);
+}
+
+static struct watched *watch(int directory, const char *name, const struct stat *info)
+{
+    struct watched *spare = NULL;
+    for (int i = 0; i < FILES; i++) {
+        struct watched *file = &watched[i];
+        if (file->bytes != 0 && file->inode == info->st_ino) {
+            if (file->bytes == (size_t)info->st_size)
+                return file;
+            forget(file);
+        }
+        if (file->bytes == 0)
+            spare = file;
     }
+    const int fd = openat(directory, name, O_RDONLY | O_CLOEXEC);
+    if (spare == NULL || fd < 0)
+        die(name);
+    spare->inode = info->st_ino;
+    spare->bytes = (size_t)info->st_size;
+    spare->live = mmap(NULL, spare->bytes, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+    spare->known = calloc(1, spare->bytes);
+    spare->pages = calloc(spare->bytes / UNIT + 1, sizeof *spare->pages);
+    if (spare->live == MAP_FAILED || spare->known == NULL || spare->pages == NULL)
+        die(name);
     close(fd);
-    return hash;
+    return spare;
+}
+
+/* Pages of zeros add nothing. */
+static uint64_t bytes_sum(struct watched *file)
+{
+    for (size_t at = 0; at < file->bytes; at += UNIT) {
+        const size_t span = file->bytes - at < UNIT ? file->bytes - at : UNIT;
+        uint64_t *page = &file->pages[at / UNIT];
+        if (memcmp(file->known + at, file->live + at, span) == 0)
+            continue;
+        memcpy(file->known + at, file->live + at, span);
+        file->sum -= *page;
+        *page = mpq_xxh64(file->known + at, span, at + 1);
+        file->sum += *page;
+    }
+    file->look = look;
+    return file->sum;
+}
+
+static uint64_t names_sum(int fd, uint64_t seed)
+{
+    uint64_t sum = 0; /* in whatever order they are listed */
+    DIR *directory = fdopendir(fd);
+    if (directory == NULL)
+        die("fdopendir");
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        struct stat info;
+        uint64_t inside = 0;
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        if (fstatat(fd, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
+            die(entry->d_name);
+        const uint64_t name = mpq_xxh64(entry->d_name, strlen(entry->d_name), seed);
+        if (S_ISDIR(info.st_mode))
+            inside = names_sum(openat(fd, entry->d_name, O_RDONLY | O_CLOEXEC), name);
+        else if (info.st_size != 0)
+            inside = bytes_sum(watch(fd, entry->d_name, &info));
+        const uint64_t whole[2] = {(uint64_t)info.st_size * !S_ISDIR(info.st_mode), inside};
+        sum += mpq_xxh64(whole, sizeof whole, name);
+    }
+    closedir(directory);
+    return sum;
 }
 
 uint64_t copied_hash(const char *from, uint64_t seed)
 {
-    char path[512];
-    uint64_t sum = seed; /* in whatever order they are listed */
-    DIR *directory = opendir(from);
-    if (directory == NULL && errno == ENOENT)
-        return seed;
-    if (directory == NULL)
+    look++;
+    const int fd = open(from, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno != ENOENT)
         die(from);
-    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        snprintf(path, sizeof path, "%s/%s", from, entry->d_name);
-        sum += hash_entry(path, entry->d_name, seed);
-    }
-    closedir(directory);
-    return sum;
+    const uint64_t sum = fd < 0 ? 0 : names_sum(fd, 0);
+    for (int i = 0; i < FILES; i++)
+        if (watched[i].bytes != 0 && watched[i].look != look)
+            forget(&watched[i]);
+    return mpq_xxh64(&sum, sizeof sum, seed);
 }
 
 void copied_make(const char *from, const char *to)

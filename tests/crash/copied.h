@@ -14,7 +14,8 @@
  * a copy is otherwise met with another epoch and a rebuilt control file. */
 void copied_table(struct mpq_io *io);
 /* A hash of the names, sizes and bytes of all files of directory `from`, with its directories: two
- * deaths that leave the same are one. */
+ * deaths that leave the same are one. What it met stays mapped until the next look, which reads it
+ * all again but hashes only what has changed. */
 uint64_t copied_hash(const char *from, uint64_t seed);
 /* Copies directory `from` with its directories to `to`, which is emptied or made first. */
 void copied_make(const char *from, const char *to);
