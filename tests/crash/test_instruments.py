@@ -22,7 +22,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PROOF = os.environ.get("MPQ_PROOF") == "1"
-POWER_SEEDS, POWER_STATES = (1_050, 25_000) if PROOF else (60, 1_000)  # 20 states a seed and
+POWER_SEEDS, POWER_STATES = (2_100, 50_000) if PROOF else (60, 1_000)  # 20 states a seed and
 # the crashes inside their recoveries
 APART, DEATHS = (7, 150_000) if PROOF else (700, 1_500)  # instructions
 KILLS_A_PATH, KILLS = (60, 1_200) if PROOF else (4, 60)
