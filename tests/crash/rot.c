@@ -1,7 +1,7 @@
 /* rot.c - damage: one flipped bit anywhere, and coarser harm, in a small closed queue.
  *
- * usage: rot SEED STRIDE [all]            every bit of what is used, every STRIDE-th of the rest;
- *                                         all: goes on after a violation
+ * usage: rot SEED STRIDE [all | PART]     every bit of what is used, every STRIDE-th of the rest;
+ *                                         all: goes on after a violation; PART: a file or "harm"
  *        rot replay SEED HOW FILE OFFSET BIT   HOW: 1 under another boot id, 2 repaired first, 3
  * both rot replay SEED HOW harm NUMBER
  *
@@ -72,6 +72,7 @@ static uint64_t run_seed;
 static struct where now;
 static char current[160];
 static bool survey; /* go on after a violation */
+static const char *part; /* flip bits of this file only, or "harm"; NULL: all */
 static uint64_t violations;
 static jmp_buf next_one;
 
@@ -582,6 +583,8 @@ static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
     uint64_t done = 0, index = 0;
     for (uint32_t r = 0; r < count; r++) {
         const struct region *region = &regions[r];
+        if (part != NULL && strcmp(part, region->file) != 0)
+            continue;
         for (uint64_t at = region->from * 8 + run_seed % region->stride; at < region->to * 8;
              at += region->stride) {
             if (index++ / 64 % WORKERS != worker)
@@ -719,7 +722,8 @@ static bool harm(struct store *store, int number, unsigned how)
 static uint64_t harms(struct store *store, unsigned stride, unsigned worker)
 {
     uint64_t done = 0;
-    for (int i = 0; i < HARMS; i++) {
+    const int end = part == NULL || strcmp(part, "harm") == 0 ? HARMS : 0;
+    for (int i = 0; i < end; i++) {
         if ((unsigned)i % WORKERS != worker ||
             (i < LAST_HARM && stride > 8 && (unsigned)(i / KINDS) % (stride / 8) != 0))
             continue;
@@ -777,7 +781,8 @@ int main(int argc, char **argv)
         return replay(argc, argv);
     run_seed = strtoull(argv[1], NULL, 10);
     stride = (unsigned)atoi(argv[2]);
-    survey = argc > 3;
+    survey = argc > 3 && strcmp(argv[3], "all") == 0;
+    part = argc > 3 && !survey ? argv[3] : NULL;
     struct figures total;
     if (stride == 0)
         return 2;

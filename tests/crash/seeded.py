@@ -5,9 +5,10 @@ usage: python tests/crash/seeded.py [--only NAME ...] [--built DIR] [--trust]
 The core is copied, one bug is written into the copy by search and replace, the named instrument is
 built and run with a small count, and must fail. An instrument that passes proves nothing about that
 bug; a search text that is not found exactly once means that the core has moved on and the bug needs
-a new place. First every instrument runs on the copy without a bug and must pass (--trust: that was
-seen elsewhere). --built names what `make -C tests/crash BUILD=DIR` built from the same core, so
-that only what a bug touches is compiled. Each processor works on bugs of its own.
+a new place. First every instrument runs on the core without a bug and must pass (--trust: that was
+seen elsewhere). --built names what `make -C tests/crash BUILD=DIR` built from the same core: a copy
+of it is where each bug is built, so that only what the bug touches is compiled. Each processor
+works on bugs of its own.
 
 Prints one line a bug and `caught k of n`; the exit code is 0 only when k = n.
 """
@@ -34,6 +35,8 @@ EVERYWHERE = ("internal.h",)  # files whose change compiles the whole core
 
 POWER = ("power", "1", "1500", "6")
 ROT = ("rot", "1", "4000")
+BITS = (*ROT, "segment-000000000003")  # where frames of all kinds are short
+HARM = (*ROT, "harm")
 NTH = ("nth", "msync")
 
 
@@ -94,14 +97,14 @@ BUGS = (
         "reserve.c",
         "if (MPQ_LIKELY(mpq_body_holds(queue, out->segment, out->offset, header)))",
         "if (1)",
-        ROT,
+        BITS,
     ),
     Bug(
         "a header's hash is not checked",
         "frame.c",
         "        if (!heal(&seen->header, seed))\n            return MPQ_SEE_DAMAGE;",
         "",
-        ROT,
+        BITS,
     ),
     Bug(
         "the lock is taken from an owner that is not proved dead",
@@ -253,45 +256,32 @@ BUGS = (
         "internal.h",
         "    return hash_seed + generation * MPQ_SEED_GENERATION + offset * MPQ_SEED_OFFSET;",
         "    return hash_seed + (generation & 0) + offset * MPQ_SEED_OFFSET;",
-        ROT,
+        HARM,
     ),
     Bug(
         "a lost item is not counted",
         "ack.c",
         "        totals->lost_items++;\n",
         "",
-        ROT,
+        BITS,
     ),
 )
 
 
 class Rig:
-    """A copy of the core, and the instruments built from it one after the other."""
+    """The core, the instruments built from it, and copies of both with a bug in them."""
 
-    def __init__(self, directory: Path, built: Path | None) -> None:
-        self.native = directory / "native"
-        self.build = directory / "build"
-        shutil.copytree(NATIVE, self.native)  # with its times, as make wants them
-        if built is not None:
-            shutil.copytree(built, self.build)
+    def __init__(self, directory: Path, built: Path) -> None:
+        self.directory = directory
+        self.built = built
 
-    def run(self, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-        """Builds and runs an instrument; a build that fails raises."""
-        program = self.build / command[0]
-        subprocess.run(
-            [
-                *("make", "-s", "-C", str(HERE), "WERROR=", str(program)),
-                *(f"NATIVE={self.native}", f"BUILD={self.build}"),
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
+    def run(self, build: Path, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        """Runs an instrument."""
         # A failing instrument leaves its queue for whoever looks into it: here nobody does.
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(prefix="mpq-seeded-", dir=memory) as scratch:
             return subprocess.run(
-                [str(program), *command[1:]],
+                [str(build / command[0]), *command[1:]],
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,
@@ -299,22 +289,37 @@ class Rig:
             )
 
     def with_bug(self, bug: Bug) -> subprocess.CompletedProcess[str]:
-        """The same with the bug in the copy, which is whole again afterwards."""
-        path = self.native / bug.file
-        whole = path.read_text()
-        if whole.count(bug.search) != 1:
-            raise LookupError(f"{bug.file}: {whole.count(bug.search)} places for {bug.name!r}")
-        path.write_text(whole.replace(bug.search, bug.replace))
+        """Builds and runs the bug's instrument with the bug in the core; raises if it cannot be
+        built."""
+        native, build = self.directory / "native", self.directory / "build"
         try:
-            return self.run(bug.command)
+            shutil.copytree(NATIVE, native)  # with its times, as make wants them
+            shutil.copytree(self.built, build)
+            path = native / bug.file
+            whole = path.read_text()
+            if whole.count(bug.search) != 1:
+                raise LookupError(f"{bug.file}: {whole.count(bug.search)} places for {bug.name!r}")
+            path.write_text(whole.replace(bug.search, bug.replace))
+            _make(native, build, build / bug.command[0], "FAST=-O1", "WERROR=")
+            return self.run(build, bug.command)
         finally:
-            path.write_text(whole)
+            shutil.rmtree(self.directory)
+
+
+def _make(native: Path, build: Path, *words: object) -> None:
+    """A build that fails raises."""
+    subprocess.run(
+        ["make", "-s", "-C", str(HERE), f"NATIVE={native}", f"BUILD={build}", *map(str, words)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
 
 
 _rig: Rig  # of a worker
 
 
-def _begin(directory: Path, built: Path | None, processors: Queue[int]) -> None:
+def _begin(directory: Path, built: Path, processors: Queue[int]) -> None:
     """A worker and its children stay on a processor of their own."""
     global _rig
     processor = processors.get()
@@ -330,7 +335,7 @@ def _reason(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _passes(command: tuple[str, ...]) -> str:
-    done = _rig.run(command)
+    done = _rig.run(_rig.built, command)
     return "" if done.returncode == 0 else f"{command} fails without a bug: {_reason(done)}"
 
 
@@ -352,6 +357,9 @@ def _catches(bug: Bug) -> bool:
 
 def run(bugs: list[Bug], directory: Path, built: Path | None, *, trust: bool) -> int:
     """Returns how many were caught; prints one line each."""
+    if built is None:
+        built = directory / "built"
+        _make(NATIVE, built, f"-j{os.cpu_count() or 1}")
     fork = multiprocessing.get_context("fork")
     processors: Queue[int] = fork.Queue()
     allowed = sorted(os.sched_getaffinity(0))
