@@ -423,10 +423,10 @@ static void verify(const struct run *run, int state, char path[256], uint64_t *s
         if (after == NULL)
             exit(2);
         shadow_start(after, path, run->seed * 7919 + (uint64_t)state * 31 + (uint64_t)depth);
-        shadow_adopt(after);
         ++*states;
         if (depth < 3 && shadow_random(after) % 3 == 0)
             after->crash_at = 1 + shadow_random(after) % 40;
+        shadow_adopt(after);
         if (setjmp(after->crash) == 0) {
             drain(run, after, state);
             shadow_end(after);

@@ -123,7 +123,7 @@ static int shadow_open(mpq_io *io, int dirfd, const char *name, int flags, mode_
             s->fds[i].inode = now.st_ino;
             s->fds[i].description = ++s->descriptions;
             s->fds[i].directory = S_ISDIR(now.st_mode);
-            if (S_ISREG(now.st_mode) && name[0] != '/')
+            if (S_ISREG(now.st_mode) && name[0] != '/' && s->crash_at != 0)
                 file_add(s, now.st_ino, fd);
             return fd;
         }
@@ -236,6 +236,8 @@ static int shadow_sync(mpq_io *io, int fd)
     int slot = fd_slot(s, fd);
     if (slot < 0)
         die("sync of an unknown descriptor");
+    if (s->crash_at == 0)
+        return 0;
     if (s->fds[slot].directory) {
         struct stat root;
         if (stat(s->root, &root) == 0 && root.st_ino == s->fds[slot].inode)
@@ -288,6 +290,8 @@ static int shadow_msync(mpq_io *io, void *address, size_t bytes)
         if (base == NULL || (uint8_t *)address < base ||
             (uint8_t *)address >= base + s->maps[i].bytes)
             continue;
+        if (s->crash_at == 0)
+            return 0;
         uint64_t from = (uint64_t)((uint8_t *)address - base);
         make_durable(file_of(s, s->maps[i].inode), from & ~4095ULL,
                      (from + bytes + 4095) & ~4095ULL);
@@ -438,6 +442,8 @@ static int adopt_name(void *argument, const char *name)
 
 void shadow_adopt(struct shadow *s)
 {
+    if (s->crash_at == 0)
+        return;
     int fd = open(s->root, O_RDONLY | O_DIRECTORY);
     if (fd < 0)
         die("open root");
@@ -453,44 +459,64 @@ static int from_live(struct shadow *s, unsigned percent)
     return percent != 0 && shadow_random(s) % 100 < percent;
 }
 
+static void see_live(struct shadow_file *file)
+{
+    if (file->live != NULL)
+        return;
+    file->live_bytes = size_of(file->keep);
+    file->live = malloc(file->live_bytes + 1);
+    if (file->live == NULL ||
+        pread(file->keep, file->live, file->live_bytes, 0) != (ssize_t)file->live_bytes)
+        die("the live state");
+}
+
+/* Holes stay holes. */
+static void write_some(int fd, const uint8_t *image, uint64_t from, uint64_t to)
+{
+    if (from != to && pwrite(fd, image + from, to - from, (off_t)from) != (ssize_t)(to - from))
+        die("pwrite");
+}
+
 static void write_file(struct shadow *s, const char *root, const char *name, uint64_t inode,
                        unsigned percent, unsigned unit)
 {
+    static const uint8_t zeros[4096];
+    static uint8_t *image;
+    static uint64_t room;
     struct shadow_file *file = file_of(s, inode);
     if (file == NULL)
         die("unknown inode");
+    see_live(file);
     char path[512];
     snprintf(path, sizeof path, "%s/%s", root, name);
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (fd < 0)
         die(path);
-    uint64_t live_bytes = size_of(file->keep);
     uint64_t bytes = file->durable_bytes;
-    if (live_bytes != bytes && from_live(s, percent))
-        bytes = live_bytes;
-    if (ftruncate(fd, (off_t)bytes) != 0)
-        die("ftruncate");
-    if (bytes != 0) {
-        uint8_t *image = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        uint8_t *live =
-            live_bytes == 0 ? NULL : mmap(NULL, live_bytes, PROT_READ, MAP_SHARED, file->keep, 0);
-        if (image == MAP_FAILED || live == MAP_FAILED)
-            die("mmap");
-        static const uint8_t zeros[4096];
-        for (uint64_t at = 0; at < bytes; at += unit) {
-            uint64_t span = bytes - at < unit ? bytes - at : unit;
-            const uint8_t *old = at + span <= file->durable_bytes ? file->durable + at : zeros;
-            const uint8_t *now = at + span <= live_bytes ? live + at : zeros;
-            const uint8_t *pick = old;
-            if (memcmp(old, now, span) != 0 && from_live(s, percent))
-                pick = now;
-            if (memcmp(pick, zeros, span) != 0)
-                memcpy(image + at, pick, span);
-        }
-        munmap(image, bytes);
-        if (live != NULL)
-            munmap(live, live_bytes);
+    if (file->live_bytes != bytes && from_live(s, percent))
+        bytes = file->live_bytes;
+    if (bytes > room) {
+        room = bytes;
+        image = realloc(image, room);
     }
+    if ((image == NULL && bytes != 0) || ftruncate(fd, (off_t)bytes) != 0)
+        die(path);
+    uint64_t from = 0; /* where what is not written yet begins */
+    for (uint64_t at = 0; at < bytes; at += unit) {
+        const uint64_t span = bytes - at < unit ? bytes - at : unit;
+        const uint8_t *old = at + span <= file->durable_bytes ? file->durable + at : zeros;
+        const uint8_t *now = at + span <= file->live_bytes ? file->live + at : zeros;
+        const uint8_t *pick = old;
+        if (memcmp(old, now, span) != 0 && from_live(s, percent))
+            pick = now;
+        if (memcmp(pick, zeros, span) != 0) {
+            memcpy(image + at, pick, span);
+            continue;
+        }
+        write_some(fd, image, from, at);
+        from = at + span;
+    }
+    write_some(fd, image, from, bytes);
     close(fd);
 }
 
@@ -556,6 +582,7 @@ void shadow_end(struct shadow *s)
     for (uint32_t i = 0; i < s->file_count; i++) {
         close(s->files[i].keep);
         free(s->files[i].durable);
+        free(s->files[i].live);
     }
     for (struct block *block = s->blocks; block != NULL;) {
         struct block *next = block->next;

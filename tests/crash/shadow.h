@@ -24,6 +24,8 @@ struct shadow_file {
     int keep; /* descriptor that keeps it readable after unlink */
     uint8_t *durable;
     uint64_t durable_bytes, room;
+    uint8_t *live; /* of a dead world, when its first crash state was made */
+    uint64_t live_bytes;
 };
 
 struct shadow_name {
@@ -42,7 +44,7 @@ struct shadow {
     struct mpq_io io; /* first: the table is the shadow */
     uint64_t random;
     uint64_t calls; /* made so far */
-    uint64_t crash_at; /* 0 = never */
+    uint64_t crash_at; /* 0 = never: then nobody notes what is durable */
     jmp_buf crash;
     char boot_id[40];
     struct shadow_file files[SHADOW_FILES];
@@ -68,10 +70,10 @@ struct shadow {
 uint64_t shadow_random(struct shadow *shadow);
 /* A world whose live state is the directory `root` (made empty when fresh). */
 void shadow_start(struct shadow *shadow, const char *root, uint64_t seed);
-/* Everything live is durable: after materialising a crash state. */
+/* Everything live is durable: after materialising a crash state, and with crash_at set. */
 void shadow_adopt(struct shadow *shadow);
-/* Writes one crash state into `root`. percent: chance of each differing page or name to come from
- * the live state; 0 = only what is durable. unit: 4096 or 512. */
+/* Writes one crash state of a world that has ended into `root`. percent: chance of each differing
+ * page or name to come from the live state; 0 = only what is durable. unit: 4096 or 512. */
 void shadow_crash(struct shadow *shadow, const char *root, unsigned percent, unsigned unit);
 void shadow_end(struct shadow *shadow);
 
