@@ -14,6 +14,7 @@ import harness
 import idle_cpu
 import one_process
 import open_time
+import outstanding
 import throughput
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -48,6 +49,7 @@ TARGETS = (
     Target("cycle/sync", "sync, put + reserve + ack / persist-queue", 2),
     Target("open/same-boot", "open, 1,000,000 items, same boot (ms)", 20, False),
     Target("open/lost-boot", "open, 1,000,000 items, after a system crash (ms)", 500, False),
+    Target("outstanding/reserve/lease/32000", "reserve past 32,000 leases (us)", 5, False),
     Target("idle/cpu", "blocked reserve (% of a core)", 0.5, False),
 )
 
@@ -81,7 +83,7 @@ def main() -> None:
     try:
         facts = harness.machine(options.directory)
         print("  ".join(f"{key}: {value}" for key, value in facts.items()))
-        for module in (one_process, throughput, durable, open_time, idle_cpu):
+        for module in (one_process, throughput, durable, open_time, idle_cpu, outstanding):
             if arguments.only and module.__name__ not in arguments.only:
                 continue
             for report in module.measure(options):

@@ -107,6 +107,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("items_redelivered", "counter", "Hand-outs of items handed out before."),
     Family("items_acked", "counter", "Items acked."),
     Family("items_nacked", "counter", "Items given back."),
+    Family("leases_expired", "counter", "Items ready again because lease_timeout had passed."),
     Family("items_skipped", "counter", "Items dropped by skip()."),
     Family(
         "items_dropped",
@@ -175,6 +176,7 @@ _KEPT = {
     "items_redelivered": "redelivered_items",
     "items_acked": "acked_items",
     "items_nacked": "nacked_items",
+    "leases_expired": "expired_leases",
     "items_skipped": "skipped_items",
     "items_settled": "settled_items",
     "bytes_settled": "settled_bytes",

@@ -23,7 +23,7 @@ DURABILITIES: tuple[Durability, ...] = ("none", "interval", "group", "sync")
 NO_CODEC = "bytes"
 """The public name of the codec of a queue that records none."""
 
-_SECONDS = ("interval", "ack_linger", "retain")
+_SECONDS = ("interval", "ack_linger", "retain", "lease_timeout")
 _NUMBERS = (
     "segment_size",
     "capacity",
@@ -35,7 +35,7 @@ _NUMBERS = (
     "ack_window",
     "max_members",
 )
-_OPTIONAL = ("capacity", "max_bytes")
+_OPTIONAL = ("capacity", "max_bytes", "lease_timeout")
 _SECONDS_MAX = 1e9
 
 
@@ -73,6 +73,9 @@ class Options(Record):
     more may attach and put. Fixed at creation. Default 1,024."""
     retain: float
     """Keep acked segments for so many seconds. Default 0."""
+    lease_timeout: float | None
+    """An item in hand that is neither settled nor extended for so many seconds is ready again, and
+    its hand-out stale; above 0, counted in steps of 0.26 ms; None (default) = never."""
     codec: str
     """Name of what makes bytes of the items, see `mpqueue.codecs`; fixed at creation. Default
     "bytes": nothing does."""
@@ -118,9 +121,9 @@ def to_native(options: Mapping[str, Any]) -> dict[str, object]:
                 raise ValueError(f"option mode is {value!r}: it takes permission bits like 0o660")
             stored["file_mode"] = value & 0o666
         elif value is None and optional:
-            stored[name] = 0
+            stored[f"{name}_ns" if name in _SECONDS else name] = 0
         elif name in _SECONDS:
-            stored[f"{name}_ns"] = _nanoseconds(name, value, name == "interval")
+            stored[f"{name}_ns"] = _nanoseconds(name, value, optional or name == "interval")
         elif name in _NUMBERS:
             stored[name] = _number(name, value, 1 if optional else 0)
         else:

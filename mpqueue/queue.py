@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ack_linger: float | None
         max_members: int | None
         retain: float | None
+        lease_timeout: float | None
         mode: int | None
         on_loss: Callable[[Corrupt], object] | None
 
@@ -163,6 +164,7 @@ class Queue(_native.Queue[T]):
         ack_linger: float | None = None,
         max_members: int | None = None,
         retain: float | None = None,
+        lease_timeout: float | None = None,
         mode: int | None = None,
         on_loss: Callable[[Corrupt], object] | None = None,
     ) -> None:
@@ -198,6 +200,7 @@ class Queue(_native.Queue[T]):
             "ack_linger": ack_linger,
             "max_members": max_members,
             "retain": retain,
+            "lease_timeout": lease_timeout,
             "mode": mode,
         }
         if on_loss is not None and not callable(on_loss):

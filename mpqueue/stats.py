@@ -50,6 +50,8 @@ class Stats(Record):
     """Counter: items acked."""
     items_nacked: int
     """Counter: items given back."""
+    leases_expired: int
+    """Counter: items that were ready again because lease_timeout had passed."""
     items_skipped: int
     """Counter: items dropped by skip()."""
     items_dropped: int
@@ -238,6 +240,7 @@ _RENAMED = {
     "items_redelivered": "redelivered_items",
     "items_acked": "acked_items",
     "items_nacked": "nacked_items",
+    "leases_expired": "expired_leases",
     "items_skipped": "skipped_items",
     "items_dropped": "dropped_items",
     "items_settled": "settled_items",

@@ -225,6 +225,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ack_linger": (duration, "time after which acks are durable"),
     "max_members": (whole, "entries of the member table"),
     "retain": (duration, "how long acked segments are kept"),
+    "lease_timeout": (_or_none(duration), "time after which an item in hand is ready again"),
     "codec": (_codec, "name of what Python makes items with: json, msgpack, ..."),
     "mode": (_mode, "file mode, octal: 0600, 0660 or 0666"),
 }

@@ -124,6 +124,8 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
     if (entry->seq == seq) {
         if (entry->state == MPQ_ENTRY_OUT) {
             mpq_count_out(consumer, -1, entry->extent);
+            if (MPQ_UNLIKELY(entry->lease != 0))
+                mpq_lease_end(consumer, entry);
         }
         entry->state = MPQ_ENTRY_SETTLED;
     }
@@ -131,12 +133,18 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
 
 /* ---- the calls */
 
-static mpq_status stale(struct mpq_consumer *consumer, uint64_t seq, struct mpq_error *error)
+mpq_status mpq_stale(struct mpq_consumer *consumer, uint64_t seq, bool acked,
+                     struct mpq_error *error)
 {
+    if (acked)
+        return mpq_fail(
+            error, MPQ_STALE,
+            "%s: seq %llu was acked: it cannot be given back or extended; nothing was changed",
+            consumer->queue->path, (unsigned long long)seq);
     return mpq_fail(
         error, MPQ_STALE,
-        "%s: seq %llu was handed out again or returned since this hand-out; nothing was "
-        "changed: act on the newer hand-out",
+        "%s: seq %llu was handed out again or returned since this hand-out, or its lease ran out; "
+        "nothing was changed: act on the newer hand-out",
         consumer->queue->path, (unsigned long long)seq);
 }
 
@@ -150,7 +158,7 @@ static mpq_status settle_one(struct mpq_consumer *consumer, uint64_t seq, uint64
         return MPQ_STALE;
     if (entry->state == MPQ_ENTRY_SETTLED)
         return MPQ_OK; /* a repeat */
-    if (entry->state != MPQ_ENTRY_OUT)
+    if (entry->state != MPQ_ENTRY_OUT || mpq_lease_over(consumer, entry))
         return MPQ_STALE;
     mpq_settle(consumer, seq, entry->extent, MPQ_SETTLE_ACK);
     return MPQ_OK;
@@ -163,7 +171,7 @@ mpq_status mpq_ack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
     status = settle_one(consumer, seq, token);
     mpq_settle_commit(consumer);
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
-    return status == MPQ_STALE ? stale(consumer, seq, error) : status;
+    return status == MPQ_STALE ? mpq_stale(consumer, seq, false, error) : status;
 }
 
 mpq_status mpq_ack_many(struct mpq_consumer *consumer, const uint64_t *seqs, const uint64_t *tokens,
@@ -177,7 +185,7 @@ mpq_status mpq_ack_many(struct mpq_consumer *consumer, const uint64_t *seqs, con
             first_bad = seqs[i];
     mpq_settle_commit(consumer);
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
-    return *bad != 0 ? stale(consumer, first_bad, error) : MPQ_OK;
+    return *bad != 0 ? mpq_stale(consumer, first_bad, false, error) : MPQ_OK;
 }
 
 mpq_status mpq_ack_up_to(struct mpq_consumer *consumer, uint64_t seq, uint64_t *acked,
@@ -196,7 +204,7 @@ mpq_status mpq_ack_up_to(struct mpq_consumer *consumer, uint64_t seq, uint64_t *
     while (at < seq && at < consumer->read_seq) {
         struct mpq_entry *entry = mpq_entry_of(consumer, at);
         uint64_t next = entry->next;
-        if (entry->state == MPQ_ENTRY_OUT) {
+        if (entry->state == MPQ_ENTRY_OUT && !mpq_lease_over(consumer, entry)) {
             mpq_settle(consumer, at, entry->extent, MPQ_SETTLE_ACK);
             ++*acked;
         }
@@ -214,7 +222,7 @@ bool mpq_ack_needs_sync(struct mpq_consumer *consumer)
     return mpq_load(consumer->queue->control->durability) == MPQ_DURABILITY_SYNC;
 }
 
-static mpq_status give_back(struct mpq_consumer *consumer, struct mpq_entry *entry,
+mpq_status mpq_entry_return(struct mpq_consumer *consumer, struct mpq_entry *entry,
                             struct mpq_error *error)
 {
     if (!mpq_again_push(consumer, entry->seq))
@@ -222,8 +230,25 @@ static mpq_status give_back(struct mpq_consumer *consumer, struct mpq_entry *ent
     entry->state = MPQ_ENTRY_AGAIN;
     entry->token = 0; /* no hand-out's, also when it is skipped */
     mpq_count_out(consumer, -1, entry->extent);
-    mpq_bump(consumer->queue->control->nacked_items, 1);
+    if (MPQ_UNLIKELY(entry->lease != 0))
+        mpq_lease_end(consumer, entry);
     return MPQ_OK;
+}
+
+static mpq_status give_back(struct mpq_consumer *consumer, struct mpq_entry *entry,
+                            struct mpq_error *error)
+{
+    mpq_status status = mpq_entry_return(consumer, entry, error);
+    if (status == MPQ_OK)
+        mpq_bump(consumer->queue->control->nacked_items, 1);
+    return status;
+}
+
+bool mpq_entry_held(const struct mpq_consumer *consumer, const struct mpq_entry *entry,
+                    uint64_t seq, uint64_t token)
+{
+    return entry->seq == seq && entry->state == MPQ_ENTRY_OUT && entry->token == (uint32_t)token &&
+           !mpq_lease_over(consumer, entry);
 }
 
 /* For reserves that wait in other threads of this process, and the bell. */
@@ -239,22 +264,17 @@ static mpq_status return_one(struct mpq_consumer *consumer, uint64_t seq, uint64
     volatile bool acked = false;
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
-    if (entry->seq == seq && entry->state == MPQ_ENTRY_OUT && entry->token == (uint32_t)token) {
+    if (mpq_entry_held(consumer, entry, seq, token)) {
         status = give_back(consumer, entry, error);
         if (status == MPQ_OK && unseen)
             mpq_attempt_undo(consumer, seq);
         wake_reserves(consumer);
     } else {
         status = MPQ_STALE;
-        acked = entry->seq == seq && entry->state == MPQ_ENTRY_SETTLED &&
-                entry->token == (uint32_t)token;
+        acked = mpq_entry_acked(entry, seq, token);
     }
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
-    if (acked)
-        return mpq_fail(error, MPQ_STALE,
-                        "%s: seq %llu was acked: it cannot be given back, and nothing was changed",
-                        consumer->queue->path, (unsigned long long)seq);
-    return status == MPQ_STALE ? stale(consumer, seq, error) : status;
+    return status == MPQ_STALE ? mpq_stale(consumer, seq, acked, error) : status;
 }
 
 mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
@@ -272,9 +292,7 @@ mpq_status mpq_unreserve(struct mpq_consumer *consumer, uint64_t seq, uint64_t t
 bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token)
 {
     mpq_mutex_lock(&consumer->mutex);
-    const struct mpq_entry *entry = mpq_entry_of(consumer, seq);
-    const bool out =
-        entry->seq == seq && entry->state == MPQ_ENTRY_OUT && entry->token == (uint32_t)token;
+    const bool out = mpq_entry_held(consumer, mpq_entry_of(consumer, seq), seq, token);
     mpq_mutex_unlock(&consumer->mutex);
     return out;
 }

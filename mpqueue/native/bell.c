@@ -19,7 +19,7 @@
 static bool due(const struct mpq_consumer *consumer)
 {
     struct mpq_queue *queue = consumer->queue;
-    return consumer->again_count != 0 || consumer->tell ||
+    return consumer->again_count != 0 || consumer->tell || mpq_leases_left(consumer) == 0 ||
            mpq_visible_limit(queue) > consumer->read_position || mpq_drained(consumer) ||
            mpq_usable(queue, NULL) != MPQ_OK;
 }

@@ -156,10 +156,12 @@ static void discard(struct mpq_consumer *consumer)
     consumer->cursor_fd = consumer->bell_fd = -1;
     let_go(consumer);
     io->free(io, consumer->entries);
+    io->free(io, consumer->leases);
     io->free(io, consumer->again);
     io->free(io, consumer->retried);
     io->free(io, consumer->cursor_buffer);
     consumer->entries = NULL;
+    consumer->leases = NULL;
     consumer->again = consumer->retried = NULL;
     consumer->cursor_buffer = NULL;
 }

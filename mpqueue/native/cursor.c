@@ -140,7 +140,8 @@ static void fill_attempts(struct mpq_consumer *consumer, struct mpq_cursor_slot 
 /* Moves with every hand-out and return; they change no ack but a counter and attempts. */
 static uint64_t moves(const struct mpq_control *control)
 {
-    return mpq_load(control->delivered_items) + mpq_load(control->nacked_items);
+    return mpq_load(control->delivered_items) + mpq_load(control->nacked_items) +
+           mpq_load(control->expired_leases);
 }
 
 static void snapshot(struct mpq_consumer *consumer)
@@ -171,6 +172,7 @@ static void snapshot(struct mpq_consumer *consumer)
     head->loss_events = mpq_load(control->loss_events);
     head->lost_segments = mpq_load(control->lost_segments);
     mpq_members_sum(queue, &head->full_items, &head->dropped_items);
+    head->expired_leases = mpq_load(control->expired_leases);
     consumer->cursor_moves = moves(control);
     uint8_t *at = consumer->cursor_buffer + MPQ_CURSOR_HEADER;
     fill_bitmap(queue, record->floor, (uint32_t *)(void *)at);

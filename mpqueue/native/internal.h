@@ -481,7 +481,7 @@ struct mpq_entry { /* one per seq in the window, by seq modulo the table */
     uint32_t extent;
     uint32_t token;
     uint32_t state;
-    uint32_t attempts;
+    uint32_t lease; /* lease.c; 0 = none */
 };
 
 struct mpq_consumer {
@@ -494,6 +494,7 @@ struct mpq_consumer {
 
     struct mpq_entry *entries;
     uint64_t entry_mask;
+    struct mpq_leases *leases; /* NULL until the queue has a lease_timeout */
     uint64_t *again; /* binary heap of seqs that are ready again */
     uint32_t again_count, again_room;
     uint64_t *retried; /* seqs with attempts above 1 */
@@ -569,6 +570,19 @@ void mpq_count_out(struct mpq_consumer *consumer, int by, uint32_t extent);
 /* The walk met a frame: chains its entry and moves the read position behind it. */
 void mpq_entry_walked(struct mpq_consumer *consumer, uint64_t seq, uint64_t position,
                       uint64_t extent, enum mpq_entry_state state);
+/* What is out is ready again in its place; its hand-out is over. MPQ_OK or MPQ_MEMORY. */
+mpq_status mpq_entry_return(struct mpq_consumer *consumer, struct mpq_entry *entry,
+                            struct mpq_error *error);
+/* The hand-out with this token still has it. */
+bool mpq_entry_held(const struct mpq_consumer *consumer, const struct mpq_entry *entry,
+                    uint64_t seq, uint64_t token);
+static inline bool mpq_entry_acked(const struct mpq_entry *entry, uint64_t seq, uint64_t token)
+{
+    return entry->seq == seq && entry->state == MPQ_ENTRY_SETTLED &&
+           entry->token == (uint32_t)token;
+}
+mpq_status mpq_stale(struct mpq_consumer *consumer, uint64_t seq, bool acked,
+                     struct mpq_error *error);
 bool mpq_again_push(struct mpq_consumer *consumer, uint64_t seq);
 uint64_t mpq_again_pop(struct mpq_consumer *consumer);
 /* A dead claimant's frame, and the rest of its batch, become gaps: last to first. False: it had
@@ -616,6 +630,23 @@ struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t
 #define MPQ_CONSUMER_OUTSIDE(consumer, guard)                                                      \
     MPQ_GUARD_DROP(&guard);                                                                        \
     mpq_mutex_unlock(&(consumer)->mutex)
+
+/* lease.c: consumer->mutex held. Leases may exist, or must from now on: call mpq_leases_expire
+ * before anything is handed out, which makes room for one more and returns what is overdue. */
+static inline bool mpq_leased(const struct mpq_consumer *consumer)
+{
+    return MPQ_UNLIKELY(consumer->leases != NULL ||
+                        mpq_load(consumer->queue->control->lease_timeout_ns) != 0);
+}
+mpq_status mpq_leases_expire(struct mpq_consumer *consumer, struct mpq_error *error);
+/* Of a hand-out, while the queue has a lease_timeout. */
+void mpq_lease_begin(struct mpq_consumer *consumer, struct mpq_entry *entry);
+/* It has one. */
+void mpq_lease_end(struct mpq_consumer *consumer, struct mpq_entry *entry);
+/* It has one, and its time has run out. */
+bool mpq_lease_over(const struct mpq_consumer *consumer, const struct mpq_entry *entry);
+/* Time until the first one is due; UINT64_MAX when there is none. */
+uint64_t mpq_leases_left(const struct mpq_consumer *consumer);
 
 /* cursor.c: nothing held */
 mpq_status mpq_cursor_write(struct mpq_consumer *consumer, struct mpq_error *error);

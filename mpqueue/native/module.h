@@ -195,6 +195,10 @@ mpq_status role_check(const struct role *role, struct mpq_error *error);
 struct role *role_of(struct consumer_object *consumer);
 PyObject *consumer_fileno(PyObject *object, PyObject *ignored);
 
+/* ---- module_lease.c */
+
+PyObject *item_extend(PyObject *object, PyObject *seconds);
+
 /* ---- module_consumer.c, module_item.c */
 
 extern PyType_Spec consumer_spec;

@@ -409,6 +409,11 @@ static PyMethodDef item_methods[] = {
      "after the ack is on disk."},
     {"nack", item_method_nack, METH_NOARGS,
      "nack() -> None\n\nNot done: ready again in its own place, at once. StaleItem as for ack()."},
+    {"extend", item_extend, METH_O,
+     "extend(seconds, /) -> None\n\nThe lease ends that many seconds from now, whatever was left "
+     "of "
+     "it. No effect where the\nqueue had no lease_timeout at the hand-out. StaleItem as for "
+     "ack()."},
     {"_unreserve", item_method_unreserve, METH_NOARGS,
      "Ready again in its place, and this hand-out is not counted as an attempt. Never raises."},
     {"__enter__", item_enter, METH_NOARGS, NULL},

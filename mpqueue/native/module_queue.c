@@ -289,6 +289,7 @@ static const struct field stats_fields[] = {
     STAT(redelivered_items),
     STAT(acked_items),
     STAT(nacked_items),
+    STAT(expired_leases),
     STAT(gap_items),
     STAT(skipped_items),
     STAT(lost_items),

@@ -280,7 +280,8 @@ mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *e
 void mpq_consumer_free(struct mpq_consumer *consumer);
 bool mpq_consumer_is_closed(const struct mpq_consumer *consumer);
 
-/* Hands out the lowest ready item, both hashes verified.
+/* Hands out the lowest ready item, both hashes verified. Under lease_timeout it is ready again when
+ * that time has passed without an ack, nack or mpq_extend; the token is stale from then on.
  *  MPQ_OK       *item filled
  *  MPQ_EMPTY    nothing ready now
  *  MPQ_AGAIN    a segment must be mapped, a dead claim examined, ...: mpq_reserve_wait, then again
@@ -349,7 +350,12 @@ MPQ_CHECKED mpq_status mpq_nack(struct mpq_consumer *consumer, uint64_t seq, uin
 /* The same for an item that nobody has looked at: the hand-out is not counted as an attempt. */
 MPQ_CHECKED mpq_status mpq_unreserve(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
                                      struct mpq_error *error);
-/* This hand-out is neither settled nor given back. The consumer is open. */
+/* The lease of this hand-out ends `ns` from now, sooner or later than it would have. Without one
+ * (the queue had no lease_timeout when it was handed out) nothing changes. */
+MPQ_CHECKED mpq_status mpq_extend(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                                  uint64_t ns, struct mpq_error *error);
+/* This hand-out is neither settled nor given back, nor did its lease run out. The consumer is open.
+ */
 bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token);
 /* Nacks everything handed out; their tokens become stale. */
 MPQ_CHECKED mpq_status mpq_rewind(struct mpq_consumer *consumer, uint64_t *items, uint64_t *bytes,
@@ -366,6 +372,7 @@ MPQ_CHECKED mpq_status mpq_checkpoint(struct mpq_consumer *consumer, const struc
 struct mpq_stats { /* one consistent-enough snapshot; every field also readable after a crash */
     uint64_t enqueued_items, enqueued_bytes; /* claimed, lifetime; bytes are frame extents */
     uint64_t delivered_items, redelivered_items, acked_items, nacked_items;
+    uint64_t expired_leases;
     uint64_t gap_items, skipped_items, lost_items, lost_bytes, torn_items, dropped_items;
     uint64_t lost_segments;
     uint64_t settled_items, settled_bytes;

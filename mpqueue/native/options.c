@@ -50,13 +50,13 @@ mpq_status mpq_options_check(const struct mpq_options *o, struct mpq_error *erro
 /* ---- at opening */
 
 /* How people write the value of an option. */
-enum looks { COUNT, BOUND, SECONDS, OCTAL };
+enum looks { COUNT, BOUND, SECONDS, BOUND_SECONDS, OCTAL };
 
 static void write_value(char out[24], enum looks looks, uint64_t value)
 {
-    if (looks == BOUND && value == 0)
+    if ((looks == BOUND || looks == BOUND_SECONDS) && value == 0)
         snprintf(out, 24, "none");
-    else if (looks == SECONDS)
+    else if (looks == SECONDS || looks == BOUND_SECONDS)
         snprintf(out, 24, "%g", (double)value / 1e9);
     else
         snprintf(out, 24, looks == OCTAL ? "0%llo" : "%llu", (unsigned long long)value);
@@ -96,14 +96,14 @@ mpq_status mpq_options_agree(struct mpq_queue *queue, uint32_t given,
         NUMBER(INTERVAL, interval_ns, "interval", SECONDS, false),
         NUMBER(ACK_LINGER, ack_linger_ns, "ack_linger", SECONDS, false),
         NUMBER(RETAIN, retain_ns, "retain", SECONDS, false),
-        NUMBER(LEASE_TIMEOUT, lease_timeout_ns, "lease_timeout", SECONDS, false),
-        NUMBER(DEAD_RETAIN, dead_retain_ns, "dead_retain", SECONDS, false),
+        NUMBER(LEASE_TIMEOUT, lease_timeout_ns, "lease_timeout", BOUND_SECONDS, false),
+        NUMBER(DEAD_RETAIN, dead_retain_ns, "dead_retain", BOUND_SECONDS, false),
         NUMBER(MAX_SEGMENTS, max_segments, "max_segments", COUNT, false),
         NUMBER(KEEP_SEGMENTS, keep_segments, "keep_segments", COUNT, false),
         NUMBER(INTERVAL_ITEMS, interval_items, "interval_items", COUNT, false),
         NUMBER(ACK_WINDOW, ack_window, "ack_window", COUNT, true),
         NUMBER(MAX_MEMBERS, max_members, "max_members", COUNT, true),
-        NUMBER(MAX_ATTEMPTS, max_attempts, "max_attempts", COUNT, false),
+        NUMBER(MAX_ATTEMPTS, max_attempts, "max_attempts", BOUND, false),
         NUMBER(MODE, file_mode, "mode", OCTAL, true),
 #undef NUMBER
     };

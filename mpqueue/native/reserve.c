@@ -371,16 +371,17 @@ static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry, str
     struct mpq_control *control = consumer->queue->control;
     entry->token = ++consumer->next_token;
     entry->state = MPQ_ENTRY_OUT;
-    entry->attempts = count_attempt(consumer, item->seq);
     item->token = entry->token;
-    item->attempts = entry->attempts;
+    item->attempts = count_attempt(consumer, item->seq);
     mpq_count_out(consumer, 1, entry->extent);
     mpq_bump(control->delivered_items, 1);
-    if (MPQ_UNLIKELY(entry->attempts > 1)) {
+    if (MPQ_UNLIKELY(item->attempts > 1)) {
         mpq_bump(control->redelivered_items, 1);
-        if (entry->attempts == 2) /* once: recalled ones are in the list */
+        if (item->attempts == 2) /* once: recalled ones are in the list */
             (void)remember_retried(consumer, item->seq);
     }
+    if (MPQ_UNLIKELY(consumer->leases != NULL))
+        mpq_lease_begin(consumer, entry);
     mpq_store(control->read_seq, consumer->read_seq);
     mpq_store(control->read_position, consumer->read_position);
     consumer->idle_slices = 0;
@@ -413,9 +414,12 @@ static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out
     return mpq_corrupt(consumer, generation, out->offset, 1, entry->extent, error);
 }
 
-/* True, with *error: something happened that nobody was told of yet. */
+/* What stands before any look at what is ready. True, with *error: overdue leases could not be
+ * ended, or something happened that nobody was told of yet. */
 static bool untold(struct mpq_consumer *consumer, struct mpq_error *error)
 {
+    if (mpq_leased(consumer) && mpq_leases_expire(consumer, error) != MPQ_OK)
+        return true;
     if (MPQ_LIKELY(!consumer->tell))
         return false;
     consumer->tell = consumer->peeking;

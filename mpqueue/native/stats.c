@@ -106,6 +106,7 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->redelivered_items = mpq_load(control->redelivered_items);
     stats->acked_items = totals->acked_items;
     stats->nacked_items = mpq_load(control->nacked_items);
+    stats->expired_leases = mpq_load(control->expired_leases);
     stats->gap_items = totals->gap_items;
     stats->skipped_items = totals->skipped_items;
     stats->lost_items = totals->lost_items;

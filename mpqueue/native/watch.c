@@ -18,18 +18,20 @@ static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
 {
     struct mpq_queue *queue = consumer->queue;
     *pending = mpq_tail_read(queue->control).position > consumer->read_position;
-    if (consumer->again_count != 0 || consumer->tell)
+    if (consumer->again_count != 0 || consumer->tell || mpq_leases_left(consumer) == 0)
         return true;
     return mpq_visible_limit(queue) > consumer->read_position && !consumer->blocked_on_claim &&
            !consumer->blocked_on_window;
 }
 
-static bool look(struct mpq_consumer *consumer, bool *pending, uint32_t *slices)
+/* *slice: how long to sleep at most. */
+static bool look(struct mpq_consumer *consumer, bool *pending, uint32_t *slices, uint64_t *slice)
 {
     mpq_mutex_lock(&consumer->mutex);
     /* SYNC wait: `closing` is set before the wake of mpq_bell_stop */
     bool now = atomic_load(&consumer->closing) != 0 || progress_possible(consumer, pending);
     *slices = consumer->idle_slices;
+    *slice = mpq_min64(MPQ_SLICE_NS, mpq_leases_left(consumer));
     mpq_mutex_unlock(&consumer->mutex);
     return now;
 }
@@ -129,17 +131,17 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
         else
             sched_yield();
     struct mpq_waiter waiter = mpq_wait_arm(&control->items_event, &control->items_waiting);
-    if (look(consumer, &pending, &slices))
+    uint64_t slice;
+    if (look(consumer, &pending, &slices, &slice))
         return MPQ_OK;
-    uint64_t slice = MPQ_SLICE_NS;
     if (pending)
-        slice = mpq_min64(MPQ_MS << mpq_min64(slices, 7), MPQ_SLICE_NS);
+        slice = mpq_min64(MPQ_MS << mpq_min64(slices, 7), slice);
     status = mpq_wait_sleep(queue, &waiter, call, slice);
     if (status != MPQ_OK)
         return status;
     mpq_flush_if_due(queue);
     status = mpq_still_there(queue, error);
-    if (status != MPQ_OK || look(consumer, &pending, &slices))
+    if (status != MPQ_OK || look(consumer, &pending, &slices, &slice))
         return status;
     mpq_mutex_lock(&consumer->mutex);
     consumer->idle_slices = pending ? consumer->idle_slices + 1 : 0;

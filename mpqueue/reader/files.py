@@ -74,6 +74,7 @@ class Cursor(NamedTuple):
     lost_segments: int
     full_items: int
     dropped_items: int
+    expired_leases: int
     claimed_items: int
     durable_items: int
 
@@ -203,6 +204,7 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
         "ack_linger": values["ack_linger_ns"] / 1e9,
         "max_members": values["max_members"],
         "retain": values["retain_ns"] / 1e9,
+        "lease_timeout": values["lease_timeout_ns"] / 1e9 or None,
         "codec": values["codec"].rstrip(b"\0").decode("utf-8", "replace") or "bytes",
         "mode": values["file_mode"],
     }
@@ -276,6 +278,7 @@ def _cursor(slot: bytes, size: int, window: int, meta: Meta) -> Cursor | None:
         lost_segments=values["lost_segments"],
         full_items=values["full_items"],
         dropped_items=values["dropped_items"],
+        expired_leases=values["expired_leases"],
         claimed_items=values["claimed_items"],
         durable_items=values["durable_items"],
     )

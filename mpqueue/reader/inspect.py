@@ -142,6 +142,7 @@ class Inspection:
             "delivered_items",
             "redelivered_items",
             "nacked_items",
+            "expired_leases",
             "loss_events",
             "lost_segments",
         )

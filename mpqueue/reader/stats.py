@@ -24,6 +24,7 @@ _COPIED = (
     "delivered_items",
     "redelivered_items",
     "nacked_items",
+    "expired_leases",
     "reserved_items",
     "reserved_bytes",
     "read_seq",

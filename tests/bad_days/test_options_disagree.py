@@ -28,6 +28,7 @@ MADE: dict[str, object] = {
     "ack_linger": 0.5,
     "max_members": 16,
     "retain": 0.0,
+    "lease_timeout": None,
     "codec": "bytes",
     "mode": 0o600,
 }
@@ -45,6 +46,7 @@ OTHER: dict[str, object] = {
     "ack_linger": 0.25,
     "max_members": 17,
     "retain": 1.0,
+    "lease_timeout": 1.0,
     "codec": "json",
     "mode": 0o660,
 }

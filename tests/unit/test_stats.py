@@ -38,6 +38,7 @@ LASTING = [
     "items_redelivered",
     "items_acked",
     "items_nacked",
+    "leases_expired",
     "items_skipped",
     "items_settled",
     "bytes_settled",
