@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from mpqueue import codecs as codecs
     from mpqueue.consumer import Consumer, Item
+    from mpqueue.dead import DeadLetter, DeadLetters
     from mpqueue.exceptions import (
         Closed,
         CodecError,
@@ -51,6 +52,8 @@ __all__ = [
     "Consumer",
     "ConsumerBusy",
     "Corrupt",
+    "DeadLetter",
+    "DeadLetters",
     "Empty",
     "FlushFailed",
     "FormatError",
@@ -85,7 +88,7 @@ __all__ = [
 _LIBRARIES = ("codecs",)
 """Public modules whose names are not repeated here."""
 
-_PARTS = ("consumer", "exceptions", "options", "queue", "stats")
+_PARTS = ("consumer", "dead", "exceptions", "options", "queue", "stats")
 """Modules that hold the names above. They are imported at the first use of one."""
 
 

@@ -215,7 +215,7 @@ CURSOR_SLOT = Layout(
     "durable_position:Q epoch:Q written_at:Q totals:64s delivered_items:Q redelivered_items:Q "
     "nacked_items:Q loss_events:Q attempts_count:I window:I claimed_items:Q "
     "claimed_bytes:Q durable_items:Q recoveries:Q lost_segments:Q full_items:Q "
-    "dropped_items:Q expired_leases:Q reserved:31Q hash:Q",
+    "dropped_items:Q expired_leases:Q dead_items:Q reserved:30Q hash:Q",
 )
 
 RING_ENTRY = Layout("mpq_ring_entry", 32, "state:Q generation:Q bytes:Q freed_at:Q")
@@ -248,7 +248,7 @@ CONTROL = Layout(
     "~capacity:Q max_bytes:Q max_item:Q interval_ns:Q ack_linger_ns:Q retain_ns:Q "
     "lease_timeout_ns:Q dead_retain_ns:Q max_segments:I keep_segments:I interval_items:I "
     "durability:I max_attempts:I backoff_count:I backoff_ns:16Q "
-    "~consumer_select:Q consumer:Q expired_leases:Q ~consumer_record:256s "
+    "~consumer_select:Q consumer:Q expired_leases:Q dead_items:Q ~consumer_record:256s "
     "~delivered_items:Q redelivered_items:Q nacked_items:Q loss_events:Q reserved_items:Q "
     "read_position:Q read_seq:Q oldest_enqueued_at:Q blocked_on_claim:Q blocked_on_window:Q "
     "cursor_floor:Q cursor_writes:Q unreclaimed:Q corrupt_saved:Q corrupt_skipped:Q "

@@ -108,6 +108,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("items_acked", "counter", "Items acked."),
     Family("items_nacked", "counter", "Items given back."),
     Family("leases_expired", "counter", "Items ready again because lease_timeout had passed."),
+    Family("dead_items", "counter", "Items moved to the dead letters, acked here."),
     Family("items_skipped", "counter", "Items dropped by skip()."),
     Family(
         "items_dropped",
@@ -177,6 +178,7 @@ _KEPT = {
     "items_acked": "acked_items",
     "items_nacked": "nacked_items",
     "leases_expired": "expired_leases",
+    "dead_items": "dead_items",
     "items_skipped": "skipped_items",
     "items_settled": "settled_items",
     "bytes_settled": "settled_bytes",

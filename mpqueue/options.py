@@ -23,7 +23,7 @@ DURABILITIES: tuple[Durability, ...] = ("none", "interval", "group", "sync")
 NO_CODEC = "bytes"
 """The public name of the codec of a queue that records none."""
 
-_SECONDS = ("interval", "ack_linger", "retain", "lease_timeout")
+_SECONDS = ("interval", "ack_linger", "retain", "lease_timeout", "dead_retain")
 _NUMBERS = (
     "segment_size",
     "capacity",
@@ -34,8 +34,9 @@ _NUMBERS = (
     "interval_items",
     "ack_window",
     "max_members",
+    "max_attempts",
 )
-_OPTIONAL = ("capacity", "max_bytes", "lease_timeout")
+_OPTIONAL = ("capacity", "max_bytes", "lease_timeout", "max_attempts", "dead_retain")
 _SECONDS_MAX = 1e9
 
 
@@ -76,6 +77,11 @@ class Options(Record):
     lease_timeout: float | None
     """An item in hand that is neither settled nor extended for so many seconds is ready again, and
     its hand-out stale; above 0, counted in steps of 0.26 ms; None (default) = never."""
+    max_attempts: int | None
+    """An item that was handed out so often, 1 to 65,535, is not handed out again but moved to the
+    dead letters; None (default) = no bound."""
+    dead_retain: float | None
+    """A sweep drops dead letters older than so many seconds, above 0; None (default) = none."""
     codec: str
     """Name of what makes bytes of the items, see `mpqueue.codecs`; fixed at creation. Default
     "bytes": nothing does."""

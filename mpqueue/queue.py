@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from mpqueue._native import Item
     from mpqueue.codecs import Codec
+    from mpqueue.dead import DeadLetters
     from mpqueue.exceptions import Corrupt
     from mpqueue.options import Durability, Options
     from mpqueue.reader import Inspection
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
         max_members: int | None
         retain: float | None
         lease_timeout: float | None
+        max_attempts: int | None
+        dead_retain: float | None
         mode: int | None
         on_loss: Callable[[Corrupt], object] | None
 
@@ -80,6 +83,11 @@ def _absolute(path: Path) -> bytes:
     if not name:
         raise ValueError("an empty path is no directory of a queue: '.' is the current one")
     return os.path.abspath(name)
+
+
+def _holds_dead_letters(path: str) -> bool:
+    around, name = os.path.split(path)
+    return name == "dead" and os.path.exists(os.path.join(around, "meta"))
 
 
 def _check_timeout(timeout: float | None) -> None:
@@ -165,6 +173,8 @@ class Queue(_native.Queue[T]):
         max_members: int | None = None,
         retain: float | None = None,
         lease_timeout: float | None = None,
+        max_attempts: int | None = None,
+        dead_retain: float | None = None,
         mode: int | None = None,
         on_loss: Callable[[Corrupt], object] | None = None,
     ) -> None:
@@ -201,6 +211,8 @@ class Queue(_native.Queue[T]):
             "max_members": max_members,
             "retain": retain,
             "lease_timeout": lease_timeout,
+            "max_attempts": max_attempts,
+            "dead_retain": dead_retain,
             "mode": mode,
         }
         if on_loss is not None and not callable(on_loss):
@@ -229,6 +241,7 @@ class Queue(_native.Queue[T]):
         where = _absolute(path)
         if not raw:
             self._judge(where)
+        self._dead: DeadLetters[T] | None = None
         super().__init__(
             where,
             create=create,
@@ -239,6 +252,9 @@ class Queue(_native.Queue[T]):
         if self._codec is not None or (codec is None and not raw and stored["codec"]):
             self._use_codec(stored["codec"])
         gate = self.gate_name
+        if _holds_dead_letters(self.path):  # nobody would remove it with the queue around this one
+            self._open_gate(None, 0, 0)
+            return
         self._gated = semaphore.ensure(gate, stored["file_mode"], self.path)
         self._open_gate(gate if self._gated else None, *semaphore.identity(gate))
 
@@ -419,15 +435,19 @@ class Queue(_native.Queue[T]):
     def checkpoint(self) -> None:
         """Flush, persist all acks, and give back the disk space that they free.
 
+        With the option dead_retain, old dead letters are dropped; a failure of that is a WARNING.
+
         Uses the consumer of this handle, or takes the role for the moment. Raises ConsumerBusy
         when another process has it, FlushFailed, Poisoned.
         """
         consumer = self._own_consumer()
         if consumer is not None:
             consumer.checkpoint()
-            return
-        with self.consumer() as temporary:
-            temporary.checkpoint()
+        else:
+            with self.consumer() as temporary:
+                temporary.checkpoint()
+        if self._options()["dead_retain_ns"]:
+            self.dead._sweep_quietly()
 
     # ---- putting
 
@@ -445,6 +465,15 @@ class Queue(_native.Queue[T]):
         return Batch(self, timeout)
 
     # ---- looking
+
+    @property
+    def dead(self) -> DeadLetters[T]:
+        """The dead letters of this queue: to look at them, put them back, drop them."""
+        from mpqueue.dead import DeadLetters
+
+        if self._dead is None:
+            self._dead = DeadLetters(self)
+        return self._dead
 
     @property
     def options(self) -> Options:
@@ -485,6 +514,8 @@ class Queue(_native.Queue[T]):
             super().close()
         finally:
             del held
+            if self._dead is not None:
+                self._dead._close()
             self._undone = {}
             self._get_consumer = None
 
@@ -516,6 +547,7 @@ class Queue(_native.Queue[T]):
         holder: int,
         torn_items: int,
         at_most: int,
+        dead: str,
     ) -> None:
         """Say in the log what the native half noticed; it calls this on its slow paths."""
         path = self.path
@@ -532,6 +564,14 @@ class Queue(_native.Queue[T]):
                 path,
                 torn_items,
                 at_most,
+            )
+        if events & _native.EVENT_DEAD:
+            _log.warn(
+                "%s: the dead letters in %s/dead take nothing (%s): items past max_attempts stay "
+                "in the queue, are not handed out, and are tried again; `mpqueue doctor` says more",
+                path,
+                path,
+                dead,
             )
         if events & _native.EVENT_TAKEOVER:
             _log.warn("%s: the header lock was taken over from a dead process", path)

@@ -52,6 +52,9 @@ class Stats(Record):
     """Counter: items given back."""
     leases_expired: int
     """Counter: items that were ready again because lease_timeout had passed."""
+    dead_items: int
+    """Counter: items moved to the dead letters; they count as acked too. `len(q.dead)` says how
+    many are there now."""
     items_skipped: int
     """Counter: items dropped by skip()."""
     items_dropped: int

@@ -32,6 +32,7 @@ VERBS = {
     "verify": "check every byte and count again; changes nothing",
     "repair": "settle damage once and for all, saving the damaged bytes",
     "export": "write all items that are not acked, also from a damaged queue",
+    "dead": "dead letters: list, show, retry, drop",
     "doctor": "what is wrong, or could be, each with advice",
     "relay": "rows of an outbox table of SQLite or PostgreSQL into the queue",
     "logd": "log records of many processes into one rotated file, each line once",

@@ -226,6 +226,8 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_members": (whole, "entries of the member table"),
     "retain": (duration, "how long acked segments are kept"),
     "lease_timeout": (_or_none(duration), "time after which an item in hand is ready again"),
+    "max_attempts": (_or_none(whole), "hand-outs after which an item is a dead letter"),
+    "dead_retain": (_or_none(duration), "age at which a sweep drops dead letters"),
     "codec": (_codec, "name of what Python makes items with: json, msgpack, ..."),
     "mode": (_mode, "file mode, octal: 0600, 0660 or 0666"),
 }

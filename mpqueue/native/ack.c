@@ -4,7 +4,7 @@
  * and the last window word; the word's own store follows and a new consumer repeats it. I2 a
  * word counts only with its seq's tag and an agreeing complement: anything else means "not acked",
  * which redelivers. I3 claimed - settled is exact at every flip. Model: sync_consumer.pml. */
-#include "internal.h"
+#include "dead.h"
 
 bool mpq_acked(const struct mpq_queue *queue, uint64_t seq)
 {
@@ -129,6 +129,8 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
         }
         entry->state = MPQ_ENTRY_SETTLED;
     }
+    if (MPQ_UNLIKELY(consumer->failures != NULL))
+        mpq_failure_forget(consumer, seq);
 }
 
 /* ---- the calls */

@@ -1,9 +1,10 @@
 /* admin.c - what an operator does to a queue: seal, repair, destroy. */
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "dead.h"
 
 static void set_sealed(struct mpq_meta_slot *meta, void *arg)
 {
@@ -119,9 +120,9 @@ static void persist_acks(const char *path, const struct mpq_io *io, const struct
     mpq_free(queue);
 }
 
-mpq_status mpq_repair_queue(const char *path, const struct mpq_io *io, bool dry_run,
-                            const struct mpq_call *call, struct mpq_repair *report,
-                            struct mpq_error *error)
+static mpq_status repair_one(const char *path, const struct mpq_io *io, bool dry_run,
+                             const struct mpq_call *call, struct mpq_repair *report,
+                             struct mpq_error *error)
 {
     struct alone alone = {.queue = NULL};
     memset(report, 0, sizeof *report);
@@ -143,21 +144,48 @@ mpq_status mpq_repair_queue(const char *path, const struct mpq_io *io, bool dry_
     return status;
 }
 
-static int remove_ours(void *argument, const char *name)
+/* The dead letters are repaired with the queue, and before it: they may be attached alone. */
+mpq_status mpq_repair_queue(const char *path, const struct mpq_io *io, bool dry_run,
+                            const struct mpq_call *call, struct mpq_repair *report,
+                            struct mpq_error *error)
 {
-    struct mpq_queue *queue = argument;
-    uint64_t generation;
-    if (mpq_segment_parse(name, &generation) || strncmp(name, "preparing-", 10) == 0 ||
-        strncmp(name, "making-", 7) == 0 || strcmp(name, "control") == 0 ||
-        strcmp(name, "control-new") == 0 || strcmp(name, "cursor") == 0)
-        (void)queue->io->unlink(queue->io, queue->dirfd, name);
-    return 0;
+    struct mpq_repair inner = {0};
+    char name[PATH_MAX];
+    const int length = snprintf(name, sizeof name, "%s/" MPQ_DEAD, path);
+    mpq_status status = MPQ_OK;
+    if (length > 0 && (size_t)length < sizeof name)
+        status = repair_one(name, io, dry_run, call, &inner, error);
+    if (status != MPQ_OK && status != MPQ_NOT_A_QUEUE) {
+        *report = inner;
+        return status;
+    }
+    status = repair_one(path, io, dry_run, call, report, error);
+    report->items += inner.items;
+    report->gaps += inner.gaps;
+    report->lost_items += inner.lost_items;
+    report->lost_bytes += inner.lost_bytes;
+    report->torn_items += inner.torn_items;
+    report->quarantined += inner.quarantined;
+    report->cleared_poison |= inner.cleared_poison;
+    report->rebuilt |= inner.rebuilt;
+    return status;
 }
 
 struct shelf {
     mpq_io *io;
     int dirfd;
 };
+
+static int remove_ours(void *argument, const char *name)
+{
+    struct shelf *shelf = argument;
+    uint64_t generation;
+    if (mpq_segment_parse(name, &generation) || strncmp(name, "preparing-", 10) == 0 ||
+        strncmp(name, "making-", 7) == 0 || strcmp(name, "control") == 0 ||
+        strcmp(name, "control-new") == 0 || strcmp(name, "cursor") == 0)
+        (void)shelf->io->unlink(shelf->io, shelf->dirfd, name);
+    return 0;
+}
 
 static int remove_saved(void *argument, const char *name)
 {
@@ -166,22 +194,68 @@ static int remove_saved(void *argument, const char *name)
     return 0;
 }
 
+/* The directory `name` and what `each` removes of it; foreign files keep it. */
+static void remove_shelf(mpq_io *io, int dirfd, const char *name,
+                         int (*each)(void *arg, const char *name))
+{
+    struct shelf shelf = {io, io->open(io, dirfd, name, O_RDONLY | O_DIRECTORY, 0)};
+    if (shelf.dirfd < 0)
+        return;
+    (void)io->list(io, shelf.dirfd, each, &shelf);
+    io->close(io, shelf.dirfd);
+    (void)io->rmdir(io, dirfd, name);
+}
+
 /* The queue ends when `meta` gets the name DESTROYED, and its path is free for another one when
  * that name is gone: until then whoever holds the gate of the file removes what is left. So a
  * destroyer that dies is finished by the next one that comes, and a new queue waits for one that
  * lives. */
 #define DESTROYED "destroyed"
 
+/* False: there is none. */
+static bool dead_path(struct mpq_queue *queue, char name[PATH_MAX])
+{
+    struct stat now;
+    const int length = snprintf(name, PATH_MAX, "%s/" MPQ_DEAD, queue->path);
+    return length > 0 && length < PATH_MAX &&
+           queue->io->stat(queue->io, queue->dirfd, MPQ_DEAD, &now) == 0;
+}
+
+/* The dead letters can be destroyed: nobody has them open. Something else of that name is no
+ * matter. */
+static mpq_status dead_is_free(struct mpq_queue *queue, struct mpq_error *error)
+{
+    struct alone alone = {.queue = NULL};
+    const struct mpq_call call = {mpq_monotonic_ns() + 1000 * MPQ_MS, NULL, NULL};
+    char name[PATH_MAX];
+    if (!dead_path(queue, name))
+        return MPQ_OK;
+    mpq_status status = take_alone(&alone, name, queue->io, &call, "destroy", error);
+    leave_alone(&alone);
+    return status == MPQ_NOT_A_QUEUE ? MPQ_OK : status;
+}
+
+static mpq_status destroy_dead(struct mpq_queue *queue, struct mpq_error *error)
+{
+    char name[PATH_MAX], no_gate[48];
+    if (!dead_path(queue, name))
+        return MPQ_OK;
+    mpq_status status = mpq_destroy(name, queue->io, no_gate, error);
+    if (status != MPQ_NOT_A_QUEUE)
+        return status;
+    remove_shelf(queue->io, queue->dirfd, MPQ_DEAD, remove_ours); /* it was never made whole */
+    return MPQ_OK;
+}
+
 static mpq_status remove_files(struct mpq_queue *queue, struct mpq_error *error)
 {
     mpq_io *io = queue->io;
-    struct shelf shelf = {io, io->open(io, queue->dirfd, "corrupt", O_RDONLY | O_DIRECTORY, 0)};
-    if (shelf.dirfd >= 0) {
-        (void)io->list(io, shelf.dirfd, remove_saved, &shelf);
-        io->close(io, shelf.dirfd);
-        (void)io->rmdir(io, queue->dirfd, "corrupt");
-    }
-    if (io->list(io, queue->dirfd, remove_ours, queue) != 0)
+    mpq_status status = destroy_dead(queue, error);
+    if (status != MPQ_OK)
+        return status;
+    struct shelf shelf = {io, queue->dirfd};
+    remove_shelf(io, queue->dirfd, "corrupt", remove_saved);
+    if (io->list(io, queue->dirfd, remove_ours, &shelf) != 0)
         return mpq_fail_errno(error, "%s: cannot list the directory", queue->path);
     if (io->unlink(io, queue->dirfd, DESTROYED) != 0)
         return mpq_fail_errno(error, "%s: cannot remove what was meta", queue->path);
@@ -248,11 +322,13 @@ mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name
     else if (status == MPQ_OK) {
         struct mpq_queue *queue = alone.queue;
         memcpy(gate_name, queue->gate_name, sizeof queue->gate_name);
-        if (queue->io->rename(queue->io, queue->dirfd, "meta", DESTROYED) != 0)
+        status = dead_is_free(queue, error);
+        if (status == MPQ_OK && queue->io->rename(queue->io, queue->dirfd, "meta", DESTROYED) != 0)
             status = mpq_fail_errno(error, "%s: cannot rename meta", path);
-        else if (queue->io->sync(queue->io, queue->dirfd) != 0) /* no file goes before the name */
+        else if (status == MPQ_OK &&
+                 queue->io->sync(queue->io, queue->dirfd) != 0) /* no file goes before the name */
             status = mpq_fail_errno(error, "%s: cannot sync the directory", path);
-        else
+        else if (status == MPQ_OK)
             status = remove_files(queue, error);
         if (status == MPQ_OK)
             (void)queue->io->rmdir(queue->io, AT_FDCWD, path); /* foreign files keep it */

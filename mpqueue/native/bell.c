@@ -10,7 +10,7 @@
  * thread sleeps on a word of its own, at no cost to anybody. I4 it holds neither item nor lock
  * across a sleep. A forked child has the descriptor but not the thread; it must not touch it, since
  * both processes share one counter: mpq_consumer_check refuses it before anything is reached. */
-#include "internal.h"
+#include "dead.h"
 
 #define FOREVER_NS (3600000 * MPQ_MS)
 
@@ -20,8 +20,8 @@ static bool due(const struct mpq_consumer *consumer)
 {
     struct mpq_queue *queue = consumer->queue;
     return consumer->again_count != 0 || consumer->tell || mpq_leases_left(consumer) == 0 ||
-           mpq_visible_limit(queue) > consumer->read_position || mpq_drained(consumer) ||
-           mpq_usable(queue, NULL) != MPQ_OK;
+           mpq_dead_due(consumer) || mpq_visible_limit(queue) > consumer->read_position ||
+           mpq_drained(consumer) || mpq_usable(queue, NULL) != MPQ_OK;
 }
 
 static void ring(struct mpq_consumer *consumer)

@@ -5,7 +5,7 @@
  * the cursor file (survives the machine's). */
 #include <stdlib.h>
 
-#include "internal.h"
+#include "dead.h"
 
 mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *error)
 {
@@ -157,6 +157,8 @@ static void discard(struct mpq_consumer *consumer)
     let_go(consumer);
     io->free(io, consumer->entries);
     io->free(io, consumer->leases);
+    mpq_failures_free(consumer);
+    mpq_dead_free(consumer);
     io->free(io, consumer->again);
     io->free(io, consumer->retried);
     io->free(io, consumer->cursor_buffer);
@@ -254,6 +256,7 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
     struct mpq_queue *queue = consumer->queue;
     mpq_bell_stop(consumer);
     mpq_helper_stop(consumer);
+    mpq_dead_close(consumer);
     mpq_status status = MPQ_OK;
     if (mpq_load(queue->control->poison_errno) == 0)
         status = mpq_consumer_sync(consumer, error);

@@ -173,6 +173,7 @@ static void snapshot(struct mpq_consumer *consumer)
     head->lost_segments = mpq_load(control->lost_segments);
     mpq_members_sum(queue, &head->full_items, &head->dropped_items);
     head->expired_leases = mpq_load(control->expired_leases);
+    head->dead_items = mpq_load(control->dead_items);
     consumer->cursor_moves = moves(control);
     uint8_t *at = consumer->cursor_buffer + MPQ_CURSOR_HEADER;
     fill_bitmap(queue, record->floor, (uint32_t *)(void *)at);

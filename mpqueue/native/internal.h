@@ -472,7 +472,8 @@ enum mpq_entry_state {
     MPQ_ENTRY_OUT,
     MPQ_ENTRY_AGAIN,
     MPQ_ENTRY_LOST, /* while a loss that begins here is booked */
-    MPQ_ENTRY_SETTLED
+    MPQ_ENTRY_SETTLED,
+    MPQ_ENTRY_DOOMED /* to be moved to dead/: nobody's */
 };
 struct mpq_entry { /* one per seq in the window, by seq modulo the table */
     uint64_t seq;
@@ -495,6 +496,8 @@ struct mpq_consumer {
     struct mpq_entry *entries;
     uint64_t entry_mask;
     struct mpq_leases *leases; /* NULL until the queue has a lease_timeout */
+    struct mpq_dead *dead; /* NULL until the first dead letter */
+    struct mpq_failures *failures; /* NULL until the first one is noted */
     uint64_t *again; /* binary heap of seqs that are ready again */
     uint32_t again_count, again_room;
     uint64_t *retried; /* seqs with attempts above 1 */
@@ -549,6 +552,13 @@ struct mpq_consumer {
 bool mpq_acked(const struct mpq_queue *queue, uint64_t seq);
 /* Hand-outs so far, as control counts them. */
 uint32_t mpq_attempts_of(const struct mpq_queue *queue, uint64_t seq);
+/* ... and as what it is a copy of. */
+uint32_t mpq_attempts_before(const struct mpq_consumer *consumer, const struct mpq_segment *segment,
+                             uint64_t offset, const struct mpq_frame *header);
+/* One more; the new count. */
+uint32_t mpq_attempt_count(struct mpq_consumer *consumer, uint64_t seq);
+/* It was counted for the second time. False: out of memory. */
+bool mpq_attempt_remember(struct mpq_consumer *consumer, uint64_t seq);
 /* The newest hand-out of seq does not count: nobody has seen it. */
 void mpq_attempt_undo(struct mpq_consumer *consumer, uint64_t seq);
 /* A new consumer's list of what was handed out more than once before it. False: out of memory. */
@@ -630,23 +640,6 @@ struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t
 #define MPQ_CONSUMER_OUTSIDE(consumer, guard)                                                      \
     MPQ_GUARD_DROP(&guard);                                                                        \
     mpq_mutex_unlock(&(consumer)->mutex)
-
-/* lease.c: consumer->mutex held. Leases may exist, or must from now on: call mpq_leases_expire
- * before anything is handed out, which makes room for one more and returns what is overdue. */
-static inline bool mpq_leased(const struct mpq_consumer *consumer)
-{
-    return MPQ_UNLIKELY(consumer->leases != NULL ||
-                        mpq_load(consumer->queue->control->lease_timeout_ns) != 0);
-}
-mpq_status mpq_leases_expire(struct mpq_consumer *consumer, struct mpq_error *error);
-/* Of a hand-out, while the queue has a lease_timeout. */
-void mpq_lease_begin(struct mpq_consumer *consumer, struct mpq_entry *entry);
-/* It has one. */
-void mpq_lease_end(struct mpq_consumer *consumer, struct mpq_entry *entry);
-/* It has one, and its time has run out. */
-bool mpq_lease_over(const struct mpq_consumer *consumer, const struct mpq_entry *entry);
-/* Time until the first one is due; UINT64_MAX when there is none. */
-uint64_t mpq_leases_left(const struct mpq_consumer *consumer);
 
 /* cursor.c: nothing held */
 mpq_status mpq_cursor_write(struct mpq_consumer *consumer, struct mpq_error *error);

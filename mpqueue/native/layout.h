@@ -277,7 +277,8 @@ struct mpq_cursor_slot {
     uint64_t full_items; /* puts that found no room, lifetime */
     uint64_t dropped_items;
     uint64_t expired_leases;
-    uint64_t reserved[31];
+    uint64_t dead_items; /* of the acked ones: moved to dead/ */
+    uint64_t reserved[30];
     uint64_t hash; /* of the whole slot with this field zero, seeded with the hash seed */
 };
 _Static_assert(sizeof(struct mpq_cursor_slot) == MPQ_CURSOR_HEADER, "cursor header is 512 bytes");
@@ -420,6 +421,7 @@ struct mpq_control {
     _Alignas(MPQ_LINE) _Atomic uint64_t consumer_select;
     _Atomic uint64_t consumer; /* incarnation that last took the role; 0 after an orderly close */
     _Atomic uint64_t expired_leases; /* single writer: the consumer */
+    _Atomic uint64_t dead_items; /* moved to dead/; single writer */
     _Alignas(MPQ_LINE) struct mpq_consumer_record consumer_record[2];
     _Alignas(MPQ_LINE) _Atomic uint64_t delivered_items; /* single writer: the consumer */
     _Atomic uint64_t redelivered_items;

@@ -8,7 +8,7 @@
  * I2 a lease is one word, so that comparing words orders leases: when it is due above, which entry
  * of the table below. I3 a lease ends by the monotonic clock, and never early. I4 from that moment
  * on its item is nobody's, whether it is back among the ready ones yet or not. */
-#include "internal.h"
+#include "dead.h"
 
 #define ENTRY_BITS 22 /* of a place in the table: ack_window is at most 2^22 */
 #define UNIT_BITS 18 /* due times count 0.26 ms: 36 years fit */
@@ -88,9 +88,9 @@ void mpq_lease_end(struct mpq_consumer *consumer, struct mpq_entry *entry)
         settle_in(consumer, place, last);
 }
 
-bool mpq_lease_over(const struct mpq_consumer *consumer, const struct mpq_entry *entry)
+bool mpq_lease_lapsed(const struct mpq_consumer *consumer, const struct mpq_entry *entry)
 {
-    return entry->lease != 0 && due_ns(consumer->leases->heap[entry->lease]) <= now_ns(consumer);
+    return due_ns(consumer->leases->heap[entry->lease]) <= now_ns(consumer);
 }
 
 uint64_t mpq_leases_left(const struct mpq_consumer *consumer)
@@ -104,6 +104,7 @@ uint64_t mpq_leases_left(const struct mpq_consumer *consumer)
 
 mpq_status mpq_leases_expire(struct mpq_consumer *consumer, struct mpq_error *error)
 {
+    static const char ran_out[] = "its lease ran out";
     struct mpq_queue *queue = consumer->queue;
     if (consumer->leases == NULL) {
         /* What is out lies within the window, and the table is no smaller: there is room for all.
@@ -120,6 +121,8 @@ mpq_status mpq_leases_expire(struct mpq_consumer *consumer, struct mpq_error *er
         return MPQ_OK;
     const uint64_t now = now_ns(consumer);
     while (leases->count != 0 && due_ns(leases->heap[1]) <= now) {
+        mpq_failure_note(consumer, entry_of(consumer, leases->heap[1])->seq, ran_out,
+                         sizeof ran_out - 1);
         mpq_status status = mpq_entry_return(consumer, entry_of(consumer, leases->heap[1]), error);
         if (status != MPQ_OK)
             return status;

@@ -22,6 +22,8 @@ static const struct signature signatures[SIGNATURES] = {
     [SIGNATURE_TAKE] = {"take", 0, 1, 1, {"timeout"}},
     [SIGNATURE_WAIT] = {"wait", 0, 1, 1, {"timeout"}},
     [SIGNATURE_ITEM_ACK] = {"ack", 0, 1, 1, {"durable"}},
+    [SIGNATURE_ITEM_NACK] = {"nack", 0, 0, 1, {"reason"}},
+    [SIGNATURE_ITEM_DEAD] = {"dead", 0, 1, 1, {"reason"}},
 };
 
 /* ---- arguments ------------------------------------------------------------------------------ */
@@ -400,6 +402,7 @@ static int module_exec(PyObject *module)
         PyModule_AddIntConstant(module, "EVENT_LOCK_WAIT", MPQ_EVENT_LOCK_WAIT) < 0 ||
         PyModule_AddIntConstant(module, "EVENT_RECOVERED", MPQ_EVENT_RECOVERED) < 0 ||
         PyModule_AddIntConstant(module, "EVENT_GATE", MPQ_EVENT_GATE) < 0 ||
+        PyModule_AddIntConstant(module, "EVENT_DEAD", MPQ_EVENT_DEAD) < 0 ||
         PyModule_AddIntConstant(module, "ROLE_CONSUMER", MPQ_ROLE_CONSUMER) < 0)
         return -1;
 #ifdef NDEBUG

@@ -44,6 +44,8 @@ enum signature_index {
     SIGNATURE_TAKE,
     SIGNATURE_WAIT,
     SIGNATURE_ITEM_ACK,
+    SIGNATURE_ITEM_NACK,
+    SIGNATURE_ITEM_DEAD,
     SIGNATURES
 };
 
@@ -199,6 +201,16 @@ PyObject *consumer_fileno(PyObject *object, PyObject *ignored);
 
 PyObject *item_extend(PyObject *object, PyObject *seconds);
 
+/* ---- module_dead.c: METH_FASTCALL | METH_KEYWORDS methods of Item, and one of Consumer */
+
+PyObject *item_method_nack(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+PyObject *item_method_dead(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames);
+PyObject *consumer_redrive(PyObject *object, PyObject *args);
+/* An exception leaves the block of an item: its text is kept for a dead letter. Raises nothing. */
+void item_failed(struct item_object *item, PyObject *type, PyObject *value);
+
 /* ---- module_consumer.c, module_item.c */
 
 extern PyType_Spec consumer_spec;
@@ -210,6 +222,8 @@ extern PyType_Spec view_spec;
 PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked);
 /* Gives an item of a failed call back without a warning. */
 void item_return(struct item_object *item);
+/* The item as one of this consumer's, or NULL: TypeError, or StaleItem for another's. */
+struct item_object *item_own(struct consumer_object *self, PyObject *object);
 /* Makes the value of a TypedItem unless it is there; -1 with what its decoder raised. */
 int typed_decode(struct typed_object *typed);
 /* -1 with an exception set. Acks are synced where the policy or the caller wants it. */

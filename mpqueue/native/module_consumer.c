@@ -370,7 +370,7 @@ static PyObject *consumer_reserve_many(PyObject *object, PyObject *const *args, 
 /* ---- settling ------------------------------------------------------------------------------- */
 
 /* The item as one of this consumer's, or NULL: TypeError, or StaleItem for another's. */
-static struct item_object *item_own(struct consumer_object *self, PyObject *object)
+struct item_object *item_own(struct consumer_object *self, PyObject *object)
 {
     if (!PyObject_TypeCheck(object, self->state->item_type)) {
         PyErr_SetString(PyExc_TypeError, "only an Item can be acked or nacked");
@@ -721,6 +721,8 @@ static PyMethodDef consumer_methods[] = {
     {"ack_up_to", consumer_ack_up_to, METH_O,
      "ack_up_to(seq, /) -> int\n\nAck everything handed out below seq (exclusive); returns how "
      "many that were.\nOutOfRange beyond what was delivered."},
+    {"_redrive", consumer_redrive, METH_VARARGS,
+     "_redrive(item, queue, timeout=0, /) -> seq there"},
     {"nack", consumer_nack, METH_O, "nack(item, /) -> None\n\nSee Item.nack()."},
     {"rewind", consumer_rewind, METH_NOARGS,
      "rewind() -> tuple[int, int]\n\nNack everything handed out: how many items, and bytes of "

@@ -232,14 +232,6 @@ static PyObject *item_method_ack(PyObject *object, PyObject *const *args, Py_ssi
     Py_RETURN_NONE;
 }
 
-static PyObject *item_method_nack(PyObject *object, PyObject *ignored)
-{
-    (void)ignored;
-    if (item_nack((struct item_object *)object) < 0)
-        return NULL;
-    Py_RETURN_NONE;
-}
-
 /* For who took it on somebody's behalf and could not hand it over. */
 static PyObject *item_method_unreserve(PyObject *object, PyObject *ignored)
 {
@@ -263,6 +255,7 @@ static PyObject *item_exit(PyObject *object, PyObject *args)
     if (self->settled)
         Py_RETURN_FALSE;
     if (PyTuple_Size(args) > 0 && PyTuple_GetItem(args, 0) != Py_None) {
+        item_failed(self, PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1));
         /* The exception of the block matters more than a consumer that was closed inside it. */
         item_return(self);
         Py_RETURN_FALSE;
@@ -338,6 +331,13 @@ static PyObject *item_get_headers(PyObject *object, void *closure)
                           (size_t)PyBytes_Size(self->ext));
 }
 
+static PyObject *item_get_extension(PyObject *object, void *closure)
+{
+    (void)closure;
+    PyObject *ext = ((struct item_object *)object)->ext;
+    return ext ? Py_NewRef(ext) : PyBytes_FromStringAndSize(NULL, 0);
+}
+
 static PyObject *item_get_settled(PyObject *object, void *closure)
 {
     (void)closure;
@@ -407,8 +407,13 @@ static PyMethodDef item_methods[] = {
      "ack(durable=False) -> None\n\nDone: the item will not come again. Repeats are harmless; "
      "StaleItem when it was handed out anew\nmeanwhile. durable=True (and policy sync) returns "
      "after the ack is on disk."},
-    {"nack", item_method_nack, METH_NOARGS,
-     "nack() -> None\n\nNot done: ready again in its own place, at once. StaleItem as for ack()."},
+    {"nack", (PyCFunction)(void (*)(void))item_method_nack, METH_FASTCALL | METH_KEYWORDS,
+     "nack(*, reason=None) -> None\n\nNot done: ready again in its own place, at once. `reason` is "
+     "kept for a dead letter, while\nthe queue has max_attempts. StaleItem as for ack()."},
+    {"dead", (PyCFunction)(void (*)(void))item_method_dead, METH_FASTCALL | METH_KEYWORDS,
+     "dead(reason='rejected') -> None\n\nMove it to the dead letters: durable there, then acked "
+     "here. When they take nothing (Full,\nNoSpace, ...) it is still in hand. StaleItem as for "
+     "ack()."},
     {"extend", item_extend, METH_O,
      "extend(seconds, /) -> None\n\nThe lease ends that many seconds from now, whatever was left "
      "of "
@@ -439,6 +444,7 @@ static PyGetSetDef item_attributes[] = {
     {"enqueued_at", item_get_enqueued_at, NULL,
      "Wall clock of the first put, seconds; in a burst of puts up to some 10 us old.", NULL},
     {"headers", item_get_headers, NULL, "A new dict of its headers; {} when there are none.", NULL},
+    {"_extension", item_get_extension, NULL, "Extension of its frame, bytes.", NULL},
     {"settled", item_get_settled, NULL, "True once acked, nacked or found stale here.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

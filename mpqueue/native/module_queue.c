@@ -48,12 +48,13 @@ void events_report(struct queue_object *queue)
     uint32_t events = mpq_events_take(queue->handle->queue, &info);
     if (LIKELY(!events))
         return;
-    PyObject *done = PyObject_CallMethod((PyObject *)queue, "_report_events", "IKKKKK",
+    PyObject *done = PyObject_CallMethod((PyObject *)queue, "_report_events", "IKKKKKs",
                                          (unsigned)events, (unsigned long long)info.lost_items,
                                          (unsigned long long)info.lost_bytes,
                                          (unsigned long long)info.lock_holder_pid,
                                          (unsigned long long)info.torn_items,
-                                         (unsigned long long)info.recovered_at_most);
+                                         (unsigned long long)info.recovered_at_most,
+                                         mpq_status_name(info.dead_status));
     if (!done)
         PyErr_WriteUnraisable((PyObject *)queue);
     Py_XDECREF(done);
@@ -290,6 +291,7 @@ static const struct field stats_fields[] = {
     STAT(acked_items),
     STAT(nacked_items),
     STAT(expired_leases),
+    STAT(dead_items),
     STAT(gap_items),
     STAT(skipped_items),
     STAT(lost_items),

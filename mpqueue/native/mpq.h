@@ -284,7 +284,8 @@ bool mpq_consumer_is_closed(const struct mpq_consumer *consumer);
  * that time has passed without an ack, nack or mpq_extend; the token is stale from then on.
  *  MPQ_OK       *item filled
  *  MPQ_EMPTY    nothing ready now
- *  MPQ_AGAIN    a segment must be mapped, a dead claim examined, ...: mpq_reserve_wait, then again
+ *  MPQ_AGAIN    a segment must be mapped, a dead claim examined, an item past max_attempts moved to
+ *               dead/, ...: mpq_reserve_wait, then again
  *  MPQ_SEALED   sealed and drained (nothing unsettled remains but this consumer's own reservations,
  * if any: then MPQ_EMPTY) MPQ_CORRUPT  damage was met, booked and passed: reported once; call again
  */
@@ -357,6 +358,22 @@ MPQ_CHECKED mpq_status mpq_extend(struct mpq_consumer *consumer, uint64_t seq, u
 /* This hand-out is neither settled nor given back, nor did its lease run out. The consumer is open.
  */
 bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token);
+/* Is it worth to make such a text? */
+bool mpq_keeps_failures(struct mpq_consumer *consumer);
+/* What failed, in UTF-8, for the history of a dead letter; the last one and the first are kept
+ * while the queue has max_attempts. Changes nothing else; a stale hand-out notes nothing. */
+MPQ_CHECKED mpq_status mpq_failed(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                                  const char *text, size_t length, struct mpq_error *error);
+/* Moves an item in hand to the queue in dead/, made when it is missing: durable there, then acked
+ * here. MPQ_STALE, or why dead/ takes nothing (MPQ_FULL, MPQ_NO_SPACE, ...): it is still in hand
+ * then. MPQ_CORRUPT: damaged since the hand-out, booked. Sleeps. */
+MPQ_CHECKED mpq_status mpq_dead_letter(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                                       const char *reason, size_t length, struct mpq_error *error);
+/* An item in hand goes to another queue, as what it was before it became a dead letter: durable
+ * there (*put is its seq), then acked here. Waits for room until the call's deadline. */
+MPQ_CHECKED mpq_status mpq_redrive(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                                   struct mpq_queue *to, const struct mpq_call *call, uint64_t *put,
+                                   struct mpq_error *error);
 /* Nacks everything handed out; their tokens become stale. */
 MPQ_CHECKED mpq_status mpq_rewind(struct mpq_consumer *consumer, uint64_t *items, uint64_t *bytes,
                                   struct mpq_error *error);
@@ -372,7 +389,7 @@ MPQ_CHECKED mpq_status mpq_checkpoint(struct mpq_consumer *consumer, const struc
 struct mpq_stats { /* one consistent-enough snapshot; every field also readable after a crash */
     uint64_t enqueued_items, enqueued_bytes; /* claimed, lifetime; bytes are frame extents */
     uint64_t delivered_items, redelivered_items, acked_items, nacked_items;
-    uint64_t expired_leases;
+    uint64_t expired_leases, dead_items; /* the latter are acked ones */
     uint64_t gap_items, skipped_items, lost_items, lost_bytes, torn_items, dropped_items;
     uint64_t lost_segments;
     uint64_t settled_items, settled_bytes;
@@ -421,9 +438,11 @@ uint32_t mpq_members(struct mpq_queue *queue, struct mpq_member_info *infos, uin
 #define MPQ_EVENT_WEAK (1u << 2)
 #define MPQ_EVENT_LOCK_WAIT (1u << 3) /* the header lock was waited for longer than 10 s; pid */
 #define MPQ_EVENT_RECOVERED (1u << 4)
+#define MPQ_EVENT_DEAD (1u << 6) /* dead/ takes nothing: dead_status says why; it is retried */
 #define MPQ_EVENT_GATE (1u << 5) /* the semaphore is missing or not ours: futex waits */
 struct mpq_event_info {
     uint64_t lost_items, lost_bytes, lock_holder_pid, torn_items, recovered_at_most;
+    mpq_status dead_status;
 };
 /* Cheap: one load when nothing happened. */
 uint32_t mpq_events_take(struct mpq_queue *queue, struct mpq_event_info *info);

@@ -41,6 +41,7 @@ mpq_status mpq_options_check(const struct mpq_options *o, struct mpq_error *erro
     BOUND(o->ack_window >= 64 && o->ack_window <= (1u << 22) && o->ack_window % 64 == 0,
           "ack_window must be a multiple of 64 from 64 to 4194304");
     BOUND(o->max_members >= 1 && o->max_members <= 65536, "max_members must be from 1 to 65536");
+    BOUND(o->max_attempts <= 0xFFFF, "max_attempts must be from 1 to 65535, or none");
     BOUND(o->backoff_count <= MPQ_BACKOFF_MAX, "backoff takes at most 16 steps");
     BOUND((o->file_mode & ~0777u) == 0 && (o->file_mode & 0600) == 0600,
           "mode must be permission bits with read and write for the owner");

@@ -129,6 +129,7 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
     mpq_store(control->retired.full, head->full_items);
     mpq_store(control->retired.dropped_items, head->dropped_items);
     mpq_store(control->expired_leases, head->expired_leases);
+    mpq_store(control->dead_items, head->dead_items);
     mpq_store(control->durable_position, tail->position);
     mpq_store(control->durable_items, tail->items);
     mpq_store(control->durable_bytes, tail->bytes);

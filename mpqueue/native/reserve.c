@@ -8,7 +8,7 @@
  * the durable watermark. I3 the attempt is counted in control before the hand-out. */
 #include <sys/mman.h>
 
-#include "internal.h"
+#include "dead.h"
 
 uint64_t mpq_visible_limit(const struct mpq_queue *queue)
 {
@@ -247,76 +247,6 @@ static mpq_status walk(struct mpq_consumer *consumer, struct step_out *out, stru
 
 /* ---- hand-out */
 
-static bool remember_retried(struct mpq_consumer *consumer, uint64_t seq)
-{
-    mpq_io *io = consumer->queue->io;
-    if (consumer->retried_count == consumer->retried_room) {
-        uint32_t kept = 0; /* settled ones go first */
-        for (uint32_t i = 0; i < consumer->retried_count; i++) {
-            uint64_t old = consumer->retried[i];
-            if (old >= consumer->record.floor && !mpq_acked(consumer->queue, old))
-                consumer->retried[kept++] = old;
-        }
-        consumer->retried_count = kept;
-        if (kept * 2 > consumer->retried_room || consumer->retried_room == 0) {
-            uint32_t room = consumer->retried_room == 0 ? 64 : consumer->retried_room * 2;
-            uint64_t *grown = io->alloc(io, (size_t)room * 8);
-            if (grown == NULL)
-                return false;
-            if (kept != 0)
-                memcpy(grown, consumer->retried, (size_t)kept * 8);
-            io->free(io, consumer->retried);
-            consumer->retried = grown;
-            consumer->retried_room = room;
-        }
-    }
-    consumer->retried[consumer->retried_count++] = seq;
-    return true;
-}
-
-#define ATTEMPT_SEQ(seq) ((seq) & ((1ULL << 48) - 1))
-
-uint32_t mpq_attempts_of(const struct mpq_queue *queue, uint64_t seq)
-{
-    uint64_t now = mpq_load(queue->attempts[mpq_place_of(queue, seq)]);
-    return now >> 16 == ATTEMPT_SEQ(seq) ? (uint32_t)(now & 0xFFFF) : 0;
-}
-
-bool mpq_attempts_recall(struct mpq_consumer *consumer)
-{
-    const uint64_t floor = consumer->record.floor;
-    for (uint64_t seq = floor; seq - floor < (uint64_t)consumer->queue->window_words * 32; seq++)
-        if (mpq_attempts_of(consumer->queue, seq) > 1 && !mpq_acked(consumer->queue, seq) &&
-            !remember_retried(consumer, seq))
-            return false;
-    return true;
-}
-
-static uint32_t count_attempt(struct mpq_consumer *consumer, uint64_t seq)
-{
-    struct mpq_queue *queue = consumer->queue;
-    _Atomic uint64_t *slot = &queue->attempts[mpq_place_of(queue, seq)];
-    uint32_t attempts = mpq_attempts_of(queue, seq);
-    if (attempts < 0xFFFF)
-        attempts++;
-    mpq_store(*slot, ATTEMPT_SEQ(seq) << 16 | attempts);
-    return attempts;
-}
-
-void mpq_attempt_undo(struct mpq_consumer *consumer, uint64_t seq)
-{
-    struct mpq_queue *queue = consumer->queue;
-    const uint32_t attempts = mpq_attempts_of(queue, seq);
-    if (attempts == 0 || attempts == 0xFFFF) /* at its bound it no longer counts */
-        return;
-    mpq_store(queue->attempts[mpq_place_of(queue, seq)], ATTEMPT_SEQ(seq) << 16 | (attempts - 1));
-    for (uint32_t i = consumer->retried_count; attempts == 2 && i-- > 0;)
-        if (consumer->retried[i] == seq) {
-            consumer->retried[i] = consumer->retried[--consumer->retried_count];
-            return;
-        }
-}
-
 static void find_origin(struct mpq_item *item)
 {
     for (uint32_t at = 0; at + 4 <= item->ext_length;) {
@@ -372,13 +302,13 @@ static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry, str
     entry->token = ++consumer->next_token;
     entry->state = MPQ_ENTRY_OUT;
     item->token = entry->token;
-    item->attempts = count_attempt(consumer, item->seq);
+    item->attempts = mpq_attempt_count(consumer, item->seq);
     mpq_count_out(consumer, 1, entry->extent);
     mpq_bump(control->delivered_items, 1);
     if (MPQ_UNLIKELY(item->attempts > 1)) {
         mpq_bump(control->redelivered_items, 1);
         if (item->attempts == 2) /* once: recalled ones are in the list */
-            (void)remember_retried(consumer, item->seq);
+            (void)mpq_attempt_remember(consumer, item->seq);
     }
     if (MPQ_UNLIKELY(consumer->leases != NULL))
         mpq_lease_begin(consumer, entry);
@@ -387,31 +317,105 @@ static void hand_out(struct mpq_consumer *consumer, struct mpq_entry *entry, str
     consumer->idle_slices = 0;
 }
 
-/* An item that was returned: its frame is looked at again. */
-static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out,
-                             struct mpq_error *error)
+/* An item that was walked before: its frame is looked at again. MPQ_CORRUPT: damaged since. */
+static mpq_status see_again(struct mpq_consumer *consumer, const struct mpq_entry *entry,
+                            struct step_out *out, struct mpq_error *error)
 {
-    const uint64_t seq = consumer->again[0];
-    struct mpq_entry *entry = mpq_entry_of(consumer, seq);
-    const uint64_t generation = MPQ_POSITION_GEN(entry->position);
-    out->segment = mpq_consumer_segment(consumer, generation, error);
+    out->segment = mpq_consumer_segment(consumer, MPQ_POSITION_GEN(entry->position), error);
     if (out->segment == NULL && error->status != MPQ_CORRUPT)
         return error->status;
     out->offset = MPQ_POSITION_OFF(entry->position);
-    if (out->segment != NULL &&
-        mpq_frame_see(consumer->queue, out->segment, out->offset, seq, &out->seen) ==
-            MPQ_SEE_FRAME &&
-        out->seen.header.seq == seq &&
-        mpq_body_holds(consumer->queue, out->segment, out->offset, &out->seen.header))
-        return MPQ_OK;
-    /* Damaged since it was first handed out. */
+    return out->segment != NULL &&
+                   mpq_frame_see(consumer->queue, out->segment, out->offset, entry->seq,
+                                 &out->seen) == MPQ_SEE_FRAME &&
+                   out->seen.header.seq == entry->seq &&
+                   mpq_body_holds(consumer->queue, out->segment, out->offset, &out->seen.header)
+               ? MPQ_OK
+               : MPQ_CORRUPT;
+}
+
+mpq_status mpq_entry_lost(struct mpq_consumer *consumer, struct mpq_entry *entry,
+                          struct mpq_error *error)
+{
+    const uint64_t generation = MPQ_POSITION_GEN(entry->position);
+    mpq_settle(consumer, entry->seq, entry->extent, MPQ_SETTLE_LOST);
+    mpq_settle_commit(consumer);
+    mpq_mark_damaged(consumer->queue, generation);
+    return mpq_corrupt(consumer, generation, MPQ_POSITION_OFF(entry->position), 1, entry->extent,
+                       error);
+}
+
+mpq_status mpq_entry_show(struct mpq_consumer *consumer, struct mpq_entry *entry,
+                          struct mpq_item *item, struct mpq_error *error)
+{
+    struct step_out out;
+    mpq_status status = see_again(consumer, entry, &out, error);
+    if (status != MPQ_OK)
+        return status;
+    memset(item, 0, sizeof *item);
+    show(consumer, &out, NULL, item);
+    item->attempts = mpq_attempts_of(consumer->queue, entry->seq);
+    return MPQ_OK;
+}
+
+mpq_status mpq_item_again(struct mpq_consumer *consumer, uint64_t seq, uint64_t token,
+                          struct mpq_item *item, struct mpq_error *error)
+{
+    volatile bool acked = false;
+    MPQ_CONSUMER_INSIDE(consumer, guard, error);
+    struct mpq_entry *entry = mpq_entry_of(consumer, seq);
+    if (mpq_entry_held(consumer, entry, seq, token)) {
+        status = mpq_entry_show(consumer, entry, item, error);
+        if (status == MPQ_CORRUPT)
+            status = mpq_entry_lost(consumer, entry, error);
+    } else {
+        status = MPQ_STALE;
+        acked = mpq_entry_acked(entry, seq, token);
+    }
+    MPQ_CONSUMER_OUTSIDE(consumer, guard);
+    return status == MPQ_STALE ? mpq_stale(consumer, seq, acked, error) : status;
+}
+
+/* The lowest one that was returned. */
+static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out,
+                             struct mpq_error *error)
+{
+    struct mpq_entry *entry = mpq_entry_of(consumer, consumer->again[0]);
+    mpq_status status = see_again(consumer, entry, out, error);
+    if (status != MPQ_CORRUPT)
+        return status;
     if (consumer->peeking)
         return mpq_damage_ahead(consumer->queue, error);
     (void)mpq_again_pop(consumer);
-    mpq_settle(consumer, seq, entry->extent, MPQ_SETTLE_LOST);
-    mpq_settle_commit(consumer);
-    mpq_mark_damaged(consumer->queue, generation);
-    return mpq_corrupt(consumer, generation, out->offset, 1, entry->extent, error);
+    return mpq_entry_lost(consumer, entry, error);
+}
+
+/* What reserve would hand out: what is past max_attempts is set aside for dead/. */
+static mpq_status next_ready(struct mpq_consumer *consumer, struct step_out *out,
+                             struct mpq_error *error)
+{
+    if (MPQ_UNLIKELY(mpq_dead_due(consumer)))
+        return MPQ_AGAIN;
+    for (;;) {
+        const bool again = consumer->again_count != 0;
+        mpq_status status = again ? next_again(consumer, out, error) : walk(consumer, out, error);
+        const uint32_t most = mpq_load(consumer->queue->control->max_attempts);
+        if (status != MPQ_OK || MPQ_LIKELY(most == 0) ||
+            mpq_attempts_before(consumer, out->segment, out->offset, &out->seen.header) < most)
+            return status;
+        const uint64_t seq = out->seen.header.seq;
+        if (again)
+            (void)mpq_again_pop(consumer);
+        else
+            mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent,
+                             MPQ_ENTRY_AGAIN);
+        if (!mpq_doom(consumer, seq)) {
+            (void)mpq_again_push(consumer, seq);
+            return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", consumer->queue->path);
+        }
+        if (mpq_dead_due(consumer))
+            return MPQ_AGAIN;
+    }
 }
 
 /* What stands before any look at what is ready. True, with *error: overdue leases could not be
@@ -434,24 +438,17 @@ static mpq_status reserve_one(struct mpq_consumer *consumer, struct mpq_item *it
     struct step_out out;
     if (untold(consumer, error))
         return error->status;
-    if (MPQ_UNLIKELY(consumer->again_count != 0)) {
-        mpq_status again = next_again(consumer, &out, error);
-        if (again != MPQ_OK)
-            return again;
-        if (out.seen.header.length > most)
-            return MPQ_EMPTY;
-        show(consumer, &out, room, item);
-        hand_out(consumer, mpq_entry_of(consumer, mpq_again_pop(consumer)), item);
-        return MPQ_OK;
-    }
-    mpq_status status = walk(consumer, &out, error);
+    mpq_status status = next_ready(consumer, &out, error);
     if (status != MPQ_OK)
         return status;
     if (out.seen.header.length > most)
         return MPQ_EMPTY;
     const uint64_t seq = out.seen.header.seq;
     show(consumer, &out, room, item);
-    mpq_entry_walked(consumer, seq, consumer->read_position, out.seen.extent, MPQ_ENTRY_OUT);
+    if (MPQ_UNLIKELY(seq < consumer->read_seq))
+        (void)mpq_again_pop(consumer);
+    else
+        mpq_entry_walked(consumer, seq, consumer->read_position, out.seen.extent, MPQ_ENTRY_OUT);
     hand_out(consumer, mpq_entry_of(consumer, seq), item);
     return MPQ_OK;
 }
@@ -460,7 +457,7 @@ bool mpq_drained(const struct mpq_consumer *consumer)
 {
     const struct mpq_control *control = consumer->queue->control;
     return mpq_load(control->sealed) != 0 && consumer->out == 0 && consumer->again_count == 0 &&
-           consumer->read_position >= mpq_tail_read(control).position;
+           !mpq_dead_waits(consumer) && consumer->read_position >= mpq_tail_read(control).position;
 }
 
 static mpq_status empty_or_sealed(struct mpq_consumer *consumer, struct mpq_error *error)
@@ -554,6 +551,7 @@ mpq_status mpq_consumer_at_end(struct mpq_consumer *consumer, bool *at_end, stru
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct mpq_control *control = consumer->queue->control;
     *at_end = mpq_load(control->sealed) != 0 && consumer->again_count == 0 &&
+              !mpq_dead_waits(consumer) &&
               consumer->read_position >= mpq_tail_read(control).position;
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
     return status;
@@ -567,10 +565,8 @@ static mpq_status peek_inside(struct mpq_consumer *consumer, struct mpq_item *it
     consumer->peeking = true;
     if (untold(consumer, error))
         status = error->status;
-    else if (consumer->again_count != 0)
-        status = next_again(consumer, &out, error);
     else
-        status = walk(consumer, &out, error);
+        status = next_ready(consumer, &out, error);
     consumer->peeking = false;
     if (status == MPQ_OK) {
         memset(item, 0, sizeof *item);

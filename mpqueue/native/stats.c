@@ -107,6 +107,7 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->acked_items = totals->acked_items;
     stats->nacked_items = mpq_load(control->nacked_items);
     stats->expired_leases = mpq_load(control->expired_leases);
+    stats->dead_items = mpq_load(control->dead_items);
     stats->gap_items = totals->gap_items;
     stats->skipped_items = totals->skipped_items;
     stats->lost_items = totals->lost_items;

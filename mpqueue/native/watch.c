@@ -5,7 +5,7 @@
  * the consumer makes the gap, or the flush, itself. A gap is thus durable before it is passed. */
 #include <sched.h>
 
-#include "internal.h"
+#include "dead.h"
 
 /* A look takes the tail's line from the producers, so it looks a few times only; then whoever waits
  * for this processor, a producer as a rule, may bring more than one item. An idle consumer does
@@ -18,7 +18,8 @@ static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
 {
     struct mpq_queue *queue = consumer->queue;
     *pending = mpq_tail_read(queue->control).position > consumer->read_position;
-    if (consumer->again_count != 0 || consumer->tell || mpq_leases_left(consumer) == 0)
+    if (consumer->again_count != 0 || consumer->tell || mpq_leases_left(consumer) == 0 ||
+        mpq_dead_due(consumer))
         return true;
     return mpq_visible_limit(queue) > consumer->read_position && !consumer->blocked_on_claim &&
            !consumer->blocked_on_window;
@@ -157,7 +158,8 @@ mpq_status mpq_reserve_wait(struct mpq_consumer *consumer, const struct mpq_call
     mpq_status status = mpq_consumer_enter(consumer, error);
     if (status != MPQ_OK)
         return status;
-    status = wait_inside(consumer, call, error);
+    if (!mpq_dead_run(consumer))
+        status = wait_inside(consumer, call, error);
     mpq_exit(consumer->queue);
     return status;
 }

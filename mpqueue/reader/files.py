@@ -75,6 +75,7 @@ class Cursor(NamedTuple):
     full_items: int
     dropped_items: int
     expired_leases: int
+    dead_items: int
     claimed_items: int
     durable_items: int
 
@@ -205,6 +206,8 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
         "max_members": values["max_members"],
         "retain": values["retain_ns"] / 1e9,
         "lease_timeout": values["lease_timeout_ns"] / 1e9 or None,
+        "max_attempts": values["max_attempts"] or None,
+        "dead_retain": values["dead_retain_ns"] / 1e9 or None,
         "codec": values["codec"].rstrip(b"\0").decode("utf-8", "replace") or "bytes",
         "mode": values["file_mode"],
     }
@@ -279,6 +282,7 @@ def _cursor(slot: bytes, size: int, window: int, meta: Meta) -> Cursor | None:
         full_items=values["full_items"],
         dropped_items=values["dropped_items"],
         expired_leases=values["expired_leases"],
+        dead_items=values["dead_items"],
         claimed_items=values["claimed_items"],
         durable_items=values["durable_items"],
     )

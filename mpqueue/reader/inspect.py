@@ -24,7 +24,7 @@ class Record(NamedTuple):
 
     `enqueued_at` is wall clock seconds. `state` is "ready", or "settled" when it was acked.
     `attempts` counts hand-outs so far, as far as they were recorded. `generation` and `offset`
-    (bytes) say where its frame lies.
+    (bytes) say where its frame lies. `extension` has the entries of its frame by type.
     """
 
     seq: int
@@ -37,6 +37,7 @@ class Record(NamedTuple):
     state: str
     generation: int
     offset: int
+    extension: Mapping[int, bytes]
 
 
 class Counts(NamedTuple):
@@ -143,6 +144,7 @@ class Inspection:
             "redelivered_items",
             "nacked_items",
             "expired_leases",
+            "dead_items",
             "loss_events",
             "lost_segments",
         )
@@ -223,6 +225,7 @@ class Inspection:
                     state="settled" if settled else "ready",
                     generation=frame.generation,
                     offset=frame.offset,
+                    extension=entries,
                 )
         finally:
             if segment is not None:

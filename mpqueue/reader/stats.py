@@ -25,6 +25,7 @@ _COPIED = (
     "redelivered_items",
     "nacked_items",
     "expired_leases",
+    "dead_items",
     "reserved_items",
     "reserved_bytes",
     "read_seq",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpqueue import layout
+from mpqueue.exceptions import MpqueueError
 from mpqueue.reader.acks import Acks
 from mpqueue.reader.files import Finding
 from mpqueue.reader.frame import DAMAGED, GAP, LOST, TORN, Frame
@@ -71,6 +72,17 @@ class Report(NamedTuple):
         }
 
 
+def _dead_letters(path: Path, deep: bool) -> list[Finding]:
+    """What is wrong with the queue of the dead letters, where there is one."""
+    if not (path / "meta").exists():
+        return []
+    try:
+        findings = verify(path, deep).findings
+    except (MpqueueError, OSError) as error:
+        return [Finding("error", "dead/meta", -1, -1, str(error))]
+    return [finding._replace(file=f"dead/{finding.file}") for finding in findings]
+
+
 def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool = True) -> Report:
     """Checks a queue directory and counts again what it owes.
 
@@ -79,6 +91,7 @@ def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool
     """
     with Inspection(path) as inspection:
         findings = list(inspection.findings)
+        findings += _dead_letters(inspection.path / "dead", deep)
         findings += _structure(inspection)
         walk = inspection.walk(deep=deep)
         tallies: dict[int, Tally] = {}

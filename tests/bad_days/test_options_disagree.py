@@ -29,6 +29,8 @@ MADE: dict[str, object] = {
     "max_members": 16,
     "retain": 0.0,
     "lease_timeout": None,
+    "max_attempts": 7,
+    "dead_retain": None,
     "codec": "bytes",
     "mode": 0o600,
 }
@@ -47,6 +49,8 @@ OTHER: dict[str, object] = {
     "max_members": 17,
     "retain": 1.0,
     "lease_timeout": 1.0,
+    "max_attempts": 8,
+    "dead_retain": 1.0,
     "codec": "json",
     "mode": 0o660,
 }

@@ -118,6 +118,8 @@ def test_an_odd_value_is_answered_by_an_exit_code(
             words += [] if name == "--seconds" else ["--seconds", "10ms"]
         if verb == "top":
             words += ["--once"]
+        if verb == "dead":
+            words = [verb, "drop", str(path)]
         if verb == "demo":
             words = [verb, "--path", str(path)] if name == "files" else [verb, __file__]
         words += [f"{name}={value}"] if action.option_strings else [value]

@@ -39,6 +39,7 @@ LASTING = [
     "items_acked",
     "items_nacked",
     "leases_expired",
+    "dead_items",
     "items_skipped",
     "items_settled",
     "bytes_settled",

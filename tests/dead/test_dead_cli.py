@@ -1,0 +1,79 @@
+"""Goal: `mpqueue dead` does what its page says, with its exit codes. Method: the real command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpqueue
+from mpqueue.cli import common
+
+
+@pytest.fixture
+def graves(spool: Path) -> Path:
+    """Three dead letters: 1 "attempts", 2 and 3 "rejected"."""
+    with mpqueue.Queue(spool, max_attempts=1) as q:
+        q.put_many([b"one", b"two \xff", b"three"])
+        with q.consumer() as c:
+            c.reserve().nack(reason="no user")
+            for item in c.drain():
+                item.dead()
+    return spool
+
+
+def run(*words: object, code: int = 0, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "mpqueue", "dead", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**env, "PATH": ""},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_list_and_show(graves: Path) -> None:
+    lines = run("list", graves).splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
+    assert "'attempts'  'no user'  'one'" in lines[0]
+    (one, two, _) = map(json.loads, run("list", graves, "--json").splitlines())
+    assert (one["reason"], one["attempts"], one["last_failure"]) == ("attempts", 1, "no user")
+    assert (two["body_base64"], two["headers"], two["first_failure"]) == ("dHdvIP8=", {}, None)
+    assert len(run("list", graves, "--reason", "rejected").splitlines()) == 2
+    assert json.loads(run("show", graves, 3, "--json"))["body"] == "three"
+    assert "no user" in run("show", graves, 1)
+    assert run("show", graves, 99, code=common.EMPTY) == ""
+    assert json.loads(run("show", 3, "--json", MPQUEUE_PATH=str(graves)))["seq"] == 3
+
+
+def test_retry_and_drop(graves: Path) -> None:
+    for action in ("retry", "drop"):
+        run(action, graves, code=common.USAGE)
+        run(action, graves, "--reason", "unknown", code=common.EMPTY)
+    run("retry", graves, "--all", "--older", "1s", code=common.USAGE)
+    assert json.loads(run("retry", graves, 1, "--json")) == {"put_back": 1}
+    assert json.loads(run("drop", graves, "--keep", 1, "--json")) == {"dropped": 1}
+    assert json.loads(run("drop", graves, "--older", "1h", "--json", code=1)) == {"dropped": 0}
+    with mpqueue.Queue(graves) as q:
+        assert (len(q), [letter.body for letter in q.dead]) == (1, [b"three"])
+        with q.dead.queue.consumer():
+            run("retry", graves, "--all", code=common.BUSY)
+        q.set_options(capacity=1)
+        run("retry", graves, "--all", code=common.FULL)
+        q.seal()
+        run("retry", graves, "--all", code=common.SEALED)
+        run("drop", graves, "--all")
+        assert len(q.dead) == 0
+
+
+def test_a_queue_without_dead_letters_and_no_queue(spool: Path) -> None:
+    run("list", spool, code=common.REFUSED)
+    mpqueue.Queue(spool).close()
+    for words in (["list"], ["show"], ["retry", "--all"], ["drop", "--all"]):
+        run(words[0], spool, *words[1:], code=common.EMPTY)
+    assert not (spool / "dead").exists()
