@@ -68,7 +68,7 @@ bool mpq_dead_waits(const struct mpq_consumer *consumer)
     return consumer->dead != NULL && consumer->dead->count != 0;
 }
 
-bool mpq_dead_due(const struct mpq_consumer *consumer)
+bool mpq_dead_late(const struct mpq_consumer *consumer)
 {
     return mpq_dead_waits(consumer) &&
            consumer->queue->io->monotonic_ns(consumer->queue->io) >= consumer->dead->after_ns;

@@ -64,8 +64,12 @@ mpq_status mpq_letter_send(struct mpq_queue *to, const struct mpq_item_in *in,
 /* consumer->mutex held. An entry that was walked and is not out. False: out of memory. */
 bool mpq_doom(struct mpq_consumer *consumer, uint64_t seq);
 bool mpq_dead_waits(const struct mpq_consumer *consumer);
+bool mpq_dead_late(const struct mpq_consumer *consumer);
 /* Something is to be moved, and now is the time. */
-bool mpq_dead_due(const struct mpq_consumer *consumer);
+static inline bool mpq_dead_due(const struct mpq_consumer *consumer)
+{
+    return MPQ_UNLIKELY(consumer->dead != NULL) && mpq_dead_late(consumer);
+}
 /* Nothing held. True: something was moved. */
 bool mpq_dead_run(struct mpq_consumer *consumer);
 void mpq_dead_close(struct mpq_consumer *consumer);

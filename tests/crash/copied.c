@@ -17,7 +17,9 @@
 
 #define UNIT 4096
 
-static ino_t copy, original;
+static struct {
+    ino_t copy, original;
+} metas[2]; /* of the queue, and of its dead letters */
 
 static void die(const char *what)
 {
@@ -27,8 +29,9 @@ static void die(const char *what)
 
 static int as_original(int rc, struct stat *out)
 {
-    if (rc == 0 && copy != 0 && out->st_ino == copy)
-        out->st_ino = original;
+    for (int i = 0; rc == 0 && i < 2; i++)
+        if (metas[i].copy != 0 && out->st_ino == metas[i].copy)
+            out->st_ino = metas[i].original;
     return rc;
 }
 
@@ -191,12 +194,12 @@ uint64_t copied_hash(const char *from, uint64_t seed)
     return mpq_xxh64(&sum, sizeof sum, seed);
 }
 
-void copied_make(const char *from, const char *to)
+static void make(const char *from, const char *to, int level)
 {
     char path[512], target[512];
     struct stat info, made;
     copied_remove(to);
-    copy = 0;
+    metas[level].copy = 0;
     DIR *directory = opendir(from);
     if (directory == NULL && errno == ENOENT)
         return; /* its maker died before it was there */
@@ -211,7 +214,7 @@ void copied_make(const char *from, const char *to)
         if (fd < 0 || fstat(fd, &info) != 0)
             die(path);
         if (S_ISDIR(info.st_mode))
-            copied_make(path, target);
+            make(path, target, level + (strcmp(entry->d_name, "dead") == 0));
         else
             copy_file(fd, &info, target);
         close(fd);
@@ -220,9 +223,15 @@ void copied_make(const char *from, const char *to)
     snprintf(path, sizeof path, "%s/meta", from);
     snprintf(target, sizeof target, "%s/meta", to);
     if (stat(path, &info) == 0 && stat(target, &made) == 0) {
-        original = info.st_ino;
-        copy = made.st_ino;
+        metas[level].original = info.st_ino;
+        metas[level].copy = made.st_ino;
     }
+}
+
+void copied_make(const char *from, const char *to)
+{
+    metas[1].copy = 0;
+    make(from, to, 0);
 }
 
 int copied_hold(const char *path, uint64_t incarnation)

@@ -10,8 +10,9 @@
 
 #include "io.h"
 
-/* The table's stat and fstat then show the inode of the last copy's meta as that of its original:
- * a copy is otherwise met with another epoch and a rebuilt control file. */
+/* The table's stat and fstat then show the inode of the last copy's meta as that of its original,
+ * and that of its dead letters': a copy is otherwise met with another epoch and a rebuilt control
+ * file. */
 void copied_table(struct mpq_io *io);
 /* A hash of the names, sizes and bytes of all files of directory `from`, with its directories: two
  * deaths that leave the same are one. What it met stays mapped until the next look, which reads it

@@ -13,8 +13,8 @@
  *   - what a put had returned for is delivered, once, in order, unaltered, unless it was acked;
  *     what an ack had returned for is not; the killed item is whole or absent, a batch all or
  *     nothing;
- *   - depth = what is delivered + what became a gap + what is lost; afterwards it is 0, and lost is
- *     exactly what was destroyed on purpose.
+ *   - depth = what is delivered + what became a dead letter, a gap or is lost; afterwards it is 0,
+ *     and lost is exactly what was destroyed on purpose.
  *
  * Where a scenario stops its child instead, the survivor puts (or is told that the lock is held)
  * and reads what lies before the stopped one's items, and takes nothing from it: no takeover, no
@@ -71,7 +71,7 @@ static void replay_line(void)
             current->scenario->name, current->at_syscall, current->at_step);
 }
 
-__attribute__((format(printf, 1, 2), noreturn)) static void failed(const char *format, ...)
+__attribute__((format(printf, 1, 2), noreturn)) void failed(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -145,6 +145,8 @@ static bool account(struct run *run, const struct mpq_item *item, uint8_t *seen)
         failed("delivered twice: id %u", id);
     if (shared->ack[id] == RETURNED)
         failed("an ack was undone: id %u", id);
+    if (shared->dead[id] == RETURNED)
+        failed("a dead letter was handed out: id %u", id);
     if (item->seq <= run->last_seq)
         failed("out of order: seq %llu after %llu", (unsigned long long)item->seq,
                (unsigned long long)run->last_seq);
@@ -216,12 +218,14 @@ static void survive(struct run *run)
     const uint64_t depth = mpq_depth(run->home);
     const uint64_t delivered = drain(run, consumer, seen);
     const uint64_t took = mpq_monotonic_ns() - began;
-    compare(run, seen);
     mpq_stats_get(run->home, &after);
-    if (depth !=
-        delivered + after.gap_items - before.gap_items + after.lost_items - before.lost_items)
-        failed("depth was %llu, not %llu delivered + %llu gaps + %llu lost",
+    drain_dead(run, seen);
+    compare(run, seen);
+    if (depth != delivered + after.dead_items - before.dead_items + after.gap_items -
+                     before.gap_items + after.lost_items - before.lost_items)
+        failed("depth was %llu, not %llu delivered + %llu dead + %llu gaps + %llu lost",
                (unsigned long long)depth, (unsigned long long)delivered,
+               (unsigned long long)(after.dead_items - before.dead_items),
                (unsigned long long)(after.gap_items - before.gap_items),
                (unsigned long long)(after.lost_items - before.lost_items));
     if (after.depth != 0 || after.backlog_bytes != 0 || after.lost_items != run->spoiled ||
@@ -247,7 +251,7 @@ static void survive(struct run *run)
 
 /* ---- what the survivor prepares */
 
-static void before_few(struct run *run)
+void before_few(struct run *run)
 {
     survivor_put(run, 3, 0);
     survivor_put(run, 1, 0);
@@ -364,6 +368,9 @@ static const struct scenario scenarios[] = {
     {"ack-many", 0, false, false, false, before_few, take_all, op_ack_many},
     {"sync", 3, false, false, false, before_few, ack_all, op_sync},
     {"checkpoint", 2, false, false, false, before_segments, ack_all, op_checkpoint},
+    {"dead-letter", 2, false, false, false, before_no_dead, take_whatever, op_dead_letter},
+    {"attempts", 2, false, false, false, before_dead, take_whatever, op_attempts},
+    {"lease", 2, false, false, false, before_few, take_whatever, op_lease},
     {"role", 2, false, false, false, before_few, child_open, op_role},
     {"close", 1, false, false, false, before_few, take_all, op_close},
     {"join", 2, false, false, false, before_few, NULL, child_open},
@@ -543,8 +550,8 @@ static void begin(struct run *run, const struct scenario *scenario, const char *
     run->base = run->next = 0;
     run->last_seq = 0;
     run->spoiled = 0;
-    run->kills = run->same = run->ended = run->takeovers = run->gaps = run->half = run->longest_ns =
-        0;
+    run->letters = run->kills = run->same = run->ended = run->takeovers = run->gaps = run->half =
+        run->longest_ns = 0;
     run->instructions = 0;
     random_state = seed_given * 1000003 + (uint64_t)(scenario - scenarios);
     current = run;
@@ -598,6 +605,7 @@ static bool is_new(const struct run *run, bool alone)
     const uint32_t ids = run->next - run->base;
     uint64_t hash = mpq_xxh64(&run->shared->put[run->base], ids, alone);
     hash = mpq_xxh64(&run->shared->ack[run->base], ids, hash);
+    hash = mpq_xxh64(&run->shared->dead[run->base], ids, hash);
     hash = copied_hash(run->path, hash) | 1;
     uint32_t at = (uint32_t)(hash >> 32) % STATES;
     while (seen[at] != 0 && seen[at] != hash)

@@ -11,7 +11,7 @@
 enum { NOT, ASKED, RETURNED, SPOILED };
 
 struct shared { /* by parent and children */
-    uint8_t put[IDS], ack[IDS];
+    uint8_t put[IDS], ack[IDS], dead[IDS];
     uint32_t first[IDS], count[IDS]; /* batch */
     char failure[600];
 };
@@ -45,7 +45,7 @@ struct run {
     struct mpq_item items[64];
     uint32_t taken;
     /* figures */
-    uint64_t kills, same, ended, takeovers, gaps, half, longest_ns;
+    uint64_t letters, kills, same, ended, takeovers, gaps, half, longest_ns;
     uint64_t instructions;
     uint32_t spans[SPANS]; /* instructions behind the n-th system call */
     uint32_t span_count;
@@ -66,6 +66,15 @@ mpq_status attach(const struct run *run, struct mpq_queue **queue, struct mpq_er
 mpq_status put(const struct run *run, struct mpq_queue *queue, uint32_t first, uint32_t count,
                uint32_t length, struct mpq_error *error);
 
+/* The survivor's end, with a line that replays it. */
+__attribute__((format(printf, 1, 2), noreturn)) void failed(const char *format, ...);
+void before_few(struct run *run);
+/* steps_dead.c: takes the dead letters out. One may be there twice when its mover was killed, and
+ * beside its item when the move had not returned. */
+void drain_dead(struct run *run, uint8_t *seen);
+void before_dead(struct run *run);
+void before_no_dead(struct run *run);
+
 /* The children's operations; each takes its struct run. */
 void child_open(void *run);
 void child_inherit(void *run);
@@ -84,5 +93,9 @@ void op_sync(void *run);
 void op_checkpoint(void *run);
 void op_role(void *run);
 void op_close(void *run);
+void take_whatever(void *run);
+void op_dead_letter(void *run);
+void op_attempts(void *run);
+void op_lease(void *run);
 
 #endif

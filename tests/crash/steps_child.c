@@ -73,6 +73,8 @@ mpq_status attach(const struct run *run, struct mpq_queue **queue, struct mpq_er
     args.options.ack_window = 64;
     args.options.max_members = 8;
     args.options.interval_items = 3;
+    args.options.lease_timeout_ns = 1000000 * MPQ_MS;
+    args.options.max_attempts = run->scenario->op == op_attempts ? 1 : 0;
     args.options.durability = run->scenario->durability;
     const struct mpq_call call = soon();
     mpq_status status = mpq_open(&args, &call, queue, error);
@@ -292,4 +294,82 @@ void op_close(void *argument)
     mpq_status status = mpq_close(run->queue, &forever, &error);
     if (status != MPQ_OK)
         complain(run, status, &error);
+}
+
+/* ---- leases and dead letters */
+
+/* All, also where a child before this one was killed with some in its hands. */
+void take_whatever(void *argument)
+{
+    struct run *run = argument;
+    struct mpq_error error;
+    child_consume(run);
+    for (;;) {
+        mpq_status status =
+            mpq_reserve_many_try(run->consumer, run->items, 64, 0, &run->taken, &error);
+        if (status == MPQ_AGAIN)
+            status = mpq_reserve_wait(run->consumer, &forever, &error);
+        else if (status == MPQ_OK || status == MPQ_EMPTY)
+            return;
+        if (status != MPQ_OK)
+            complain(run, status, &error);
+    }
+}
+
+void op_dead_letter(void *argument)
+{
+    struct run *run = argument;
+    struct mpq_error error;
+    for (uint32_t i = 0; i < 3 && i < run->taken; i += 2) {
+        const struct mpq_item *item = &run->items[i];
+        const uint32_t id = id_of(item);
+        run->shared->dead[id] = ASKED;
+        mpq_status status =
+            mpq_dead_letter(run->consumer, item->seq, item->token, "by hand", 7, &error);
+        if (status != MPQ_OK)
+            complain(run, status, &error);
+        run->shared->dead[id] = RETURNED;
+    }
+}
+
+/* What it gives back was handed out often enough. */
+void op_attempts(void *argument)
+{
+    struct run *run = argument;
+    struct mpq_error error;
+    struct mpq_item item;
+    for (uint32_t i = 0; i < 3 && i < run->taken; i += 2) {
+        const struct mpq_item *one = &run->items[i];
+        if (mpq_failed(run->consumer, one->seq, one->token, "broken", 6, &error) != MPQ_OK ||
+            mpq_nack(run->consumer, one->seq, one->token, &error) != MPQ_OK)
+            complain(run, MPQ_INTERNAL, &error);
+    }
+    mpq_status status;
+    while ((status = mpq_reserve_try(run->consumer, &item, &error)) == MPQ_AGAIN)
+        if (mpq_reserve_wait(run->consumer, &forever, &error) != MPQ_OK)
+            complain(run, status, &error);
+    if (status != MPQ_EMPTY)
+        complain(run, status, &error);
+    for (uint32_t i = 0; i < 3 && i < run->taken; i += 2)
+        run->shared->dead[id_of(&run->items[i])] = RETURNED;
+}
+
+void op_lease(void *argument)
+{
+    struct run *run = argument;
+    struct mpq_error error;
+    struct mpq_item item;
+    mpq_status status;
+    if (run->taken == 0)
+        return;
+    status = mpq_extend(run->consumer, run->items[0].seq, run->items[0].token, 0, &error);
+    if (status == MPQ_OK)
+        while ((status = mpq_reserve_try(run->consumer, &item, &error)) == MPQ_EMPTY)
+            ;
+    if (status != MPQ_OK || item.seq != run->items[0].seq)
+        complain(run, status, &error);
+    if (mpq_ack(run->consumer, item.seq, run->items[0].token, &error) != MPQ_STALE)
+        complain(run, MPQ_INTERNAL, &error);
+    run->items[0] = item;
+    ack_one(run, &item);
 }
