@@ -54,7 +54,24 @@ def examine(path: str) -> Iterator[Advice]:
         yield from _history(view)
         yield from _backlog(view, report)
         yield from _room(view)
+        yield from _dead(view)
     yield from _files(report)
+
+
+def _dead(view: Inspection) -> Iterator[Advice]:
+    path = view.path / "dead"
+    if not (path / "meta").exists():
+        if path.exists():
+            text = f"{path} is no queue and stands in the way of dead letters: move it away"
+            yield Advice("warning", "dead", text)
+        return
+    with inspect(path) as letters:
+        number = letters.counts().ready
+    if number:
+        text = f"{number} dead letters: see mpqueue dead list; retry puts them back, drop removes"
+        yield Advice("warning", "dead", text)
+    else:
+        yield Advice("ok", "dead", "no dead letters")
 
 
 def _place(view: Inspection) -> Iterator[Advice]:

@@ -390,21 +390,21 @@ static mpq_status next_again(struct mpq_consumer *consumer, struct step_out *out
     return mpq_entry_lost(consumer, entry, error);
 }
 
-/* What reserve would hand out: what is past max_attempts is set aside for dead/. */
-static mpq_status next_ready(struct mpq_consumer *consumer, struct step_out *out,
-                             struct mpq_error *error)
+static inline mpq_status next_met(struct mpq_consumer *consumer, struct step_out *out,
+                                  struct mpq_error *error)
 {
-    if (MPQ_UNLIKELY(mpq_dead_due(consumer)))
-        return MPQ_AGAIN;
-    for (;;) {
-        const bool again = consumer->again_count != 0;
-        mpq_status status = again ? next_again(consumer, out, error) : walk(consumer, out, error);
-        const uint32_t most = mpq_load(consumer->queue->control->max_attempts);
-        if (status != MPQ_OK || MPQ_LIKELY(most == 0) ||
-            mpq_attempts_before(consumer, out->segment, out->offset, &out->seen.header) < most)
-            return status;
+    return MPQ_UNLIKELY(consumer->again_count != 0) ? next_again(consumer, out, error)
+                                                    : walk(consumer, out, error);
+}
+
+/* The first one, from *out on, that may be handed out once more; the others are doomed. */
+static mpq_status next_bearable(struct mpq_consumer *consumer, struct step_out *out,
+                                struct mpq_error *error)
+{
+    const uint32_t most = mpq_load(consumer->queue->control->max_attempts);
+    while (mpq_attempts_before(consumer, out->segment, out->offset, &out->seen.header) >= most) {
         const uint64_t seq = out->seen.header.seq;
-        if (again)
+        if (seq < consumer->read_seq)
             (void)mpq_again_pop(consumer);
         else
             mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent,
@@ -415,7 +415,23 @@ static mpq_status next_ready(struct mpq_consumer *consumer, struct step_out *out
         }
         if (mpq_dead_due(consumer))
             return MPQ_AGAIN;
+        mpq_status status = next_met(consumer, out, error);
+        if (status != MPQ_OK)
+            return status;
     }
+    return MPQ_OK;
+}
+
+/* What reserve would hand out: what is past max_attempts is set aside for dead/. */
+static inline mpq_status next_ready(struct mpq_consumer *consumer, struct step_out *out,
+                                    struct mpq_error *error)
+{
+    if (mpq_dead_due(consumer))
+        return MPQ_AGAIN;
+    mpq_status status = next_met(consumer, out, error);
+    if (MPQ_LIKELY(mpq_load(consumer->queue->control->max_attempts) == 0) || status != MPQ_OK)
+        return status;
+    return next_bearable(consumer, out, error);
 }
 
 /* What stands before any look at what is ready. True, with *error: overdue leases could not be

@@ -11,6 +11,7 @@ import pytest
 
 import mpqueue
 from mpqueue.cli import common
+from mpqueue.cli.doctor import examine
 
 
 @pytest.fixture
@@ -69,6 +70,23 @@ def test_retry_and_drop(graves: Path) -> None:
         run("retry", graves, "--all", code=common.SEALED)
         run("drop", graves, "--all")
         assert len(q.dead) == 0
+
+
+def test_doctor_tells_of_dead_letters(graves: Path) -> None:
+    def dead() -> list[tuple[str, str]]:
+        return [
+            (entry.level, entry.text) for entry in examine(str(graves)) if entry.topic == "dead"
+        ]
+
+    ((level, text),) = dead()
+    assert (level, text[:14]) == ("warning", "3 dead letters")
+    run("drop", graves, "--all")
+    assert dead() == [("ok", "no dead letters")]
+    mpqueue.destroy(graves)
+    mpqueue.Queue(graves).close()
+    assert dead() == []
+    (graves / "dead").write_text("mine")
+    assert [level for level, _ in dead()] == ["warning"]
 
 
 def test_a_queue_without_dead_letters_and_no_queue(spool: Path) -> None:
