@@ -74,24 +74,23 @@ class DeadLetters(Generic[T]):
     def __init__(self, queue: Queue[T]) -> None:
         """Use `queue.dead`."""
         self._queue = queue
-        self._opened: Queue[T] | None = None
+        self._opened: Queue[Any] | None = None
         self.path: str = os.path.join(queue.path, DIRECTORY)
         """The directory, which is there from the first move on."""
 
     @property
-    def queue(self) -> Queue[T] | None:
+    def queue(self) -> Queue[Any] | None:
         """The queue that they are, opened; None when there never was one. Closed with its owner.
 
-        Options of it, `capacity` for example, are set here. Raises what opening raises.
+        Its items are bytes as they are stored, whatever the codec. Options of it, `capacity` for
+        example, are set here. Raises what opening raises.
         """
         if self._queue.closed:
             self._close()
         elif self._opened is None or self._opened.closed:
             self._opened = None
             if os.path.exists(os.path.join(self.path, "meta")):
-                self._opened = type(self._queue)(
-                    self.path, create=False, codec=self._queue._named, raw=self._queue._raw
-                )
+                self._opened = type(self._queue)(self.path, create=False, raw=True)
         return self._opened
 
     def _close(self) -> None:
@@ -125,6 +124,19 @@ class DeadLetters(Generic[T]):
         """The oldest one, None when there is none."""
         return next(self.letters(), None)
 
+    def value(self, letter: DeadLetter) -> T:
+        """What was put: its body, decoded with the codec of the queue.
+
+        CodecError when it cannot be; its `item` then has body, id and seq only.
+        """
+        from types import SimpleNamespace
+
+        decode: Any = self._queue._decode
+        if decode is None:
+            return letter.body  # type: ignore[return-value]
+        item = SimpleNamespace(body=letter.body, id=letter.id, seq=letter.seq, settled=True)
+        return decode(item)  # type: ignore[no-any-return]
+
     # ---- moving and dropping
 
     def redrive(
@@ -143,7 +155,7 @@ class DeadLetters(Generic[T]):
         """
         back: set[str] = set()
 
-        def put_back(consumer: Any, item: Item[T], letter: DeadLetter) -> bool:
+        def put_back(consumer: Any, item: Item[Any], letter: DeadLetter) -> bool:
             if letter.id in back:
                 item.ack()
                 return False
@@ -156,7 +168,7 @@ class DeadLetters(Generic[T]):
     def drop(self, select: Select | None = None, *, limit: int | None = None) -> int:
         """Remove letters for good; returns how many. select and limit as for redrive()."""
 
-        def remove(consumer: Any, item: Item[T], letter: DeadLetter) -> bool:
+        def remove(consumer: Any, item: Item[Any], letter: DeadLetter) -> bool:
             item.ack()
             return True
 
@@ -193,7 +205,7 @@ class DeadLetters(Generic[T]):
         self,
         select: Select | None,
         limit: int | None,
-        act: Callable[[Any, Item[T], DeadLetter], bool],
+        act: Callable[[Any, Item[Any], DeadLetter], bool],
     ) -> int:
         done = 0
         queue = self.queue
@@ -201,7 +213,7 @@ class DeadLetters(Generic[T]):
             return 0
         wanted = _predicate(select)
         with queue.consumer() as consumer:
-            passed: list[Item[T]] = []
+            passed: list[Item[Any]] = []
             try:
                 while limit is None or done < limit:
                     item = consumer.reserve(0)

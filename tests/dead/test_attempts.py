@@ -232,6 +232,24 @@ def test_attempts_outlive_the_machine(
     assert len(q.dead) == 1
 
 
+def test_encrypted_letters_are_read_with_the_keys_of_their_queue(spool: Path) -> None:
+    pytest.importorskip("cryptography")
+    codec = mpqueue.codecs.Aes("json", keys={1: bytes(range(32))})
+    with mpqueue.Queue(spool, codec=codec) as q:
+        q.put({"secret": 5})
+        with q.consumer() as c:
+            c.reserve().dead()
+        (letter,) = q.dead
+        assert b"secret" not in letter.body
+        assert q.dead.value(letter) == {"secret": 5}
+        with pytest.raises(mpqueue.CodecError):
+            q.dead.value(type(letter)(**letter._asdict() | {"body": letter.body[:-1]}))
+        assert q.dead.redrive() == 1
+        with q.consumer() as c, c.reserve(0) as item:
+            assert item.value == {"secret": 5}
+    mpqueue.destroy(spool)
+
+
 def test_a_moved_queue_leaves_no_letter_where_another_one_is(spool: Path) -> None:
     moved = spool.with_name("moved")
     with mpqueue.Queue(spool) as q:
@@ -259,7 +277,12 @@ def test_modes_codec_and_durability_are_those_of_the_queue(spool: Path) -> None:
         assert (dead.options.capacity, dead.options.max_bytes) == (None, None)
         assert (spool / "dead/meta").stat().st_mode & 0o777 == 0o660
         assert dead.uuid != q.uuid
-        with dead.consumer() as c, c.reserve(0) as item:
+        (letter,) = q.dead
+        assert (letter.body, q.dead.value(letter)) == (b'{"user":5}', {"user": 5})
+        q.dead.redrive()
+        with q.consumer() as c:
+            item = c.reserve(0)
             assert item.value == {"user": 5}
+            item.ack()
     assert not os.path.exists(f"/dev/shm/sem.mpq-{dead.uuid}")
     mpqueue.destroy(spool)
