@@ -69,8 +69,11 @@ class Server:
             "shared_buffers": "16MB",
             "max_connections": "20",
         }
+        # A run of tests that is killed, or whose time is up, does not leave it behind.
+        setpriv = shutil.which("setpriv")
+        end_with_us = [setpriv, "--pdeathsig", "QUIT"] if setpriv else []
         self._process = subprocess.Popen(
-            [where / "postgres", "-D", data]
+            [*end_with_us, where / "postgres", "-D", data]
             + [word for name, value in settings.items() for word in ("-c", f"{name}={value}")],
             cwd=self._directory,
             stdout=self._log,
