@@ -135,7 +135,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("reserved_items", "gauge", "Items in the consumer's hands."),
     Family("reserved_bytes", "gauge", "Bytes of the frames of reserved items."),
     Family("scheduled_items", "gauge", "Items that are due later."),
-    Family("unsynced_items", "gauge", "Items that a power cut now could take."),
+    Family("unsynced_items", "gauge", "Items that a power cut now could take, at most."),
     Family("unsynced_bytes", "gauge", "Bytes of the frames of unsynced items."),
     Family("oldest_ready_age_seconds", "gauge", "Age of the oldest unsettled item, 0 if none."),
     Family("floor", "gauge", "Lowest seq that is not settled."),

@@ -98,7 +98,7 @@ class Stats(Record):
     scheduled_items: int
     """Gauge: items that are due later."""
     unsynced_items: int
-    """Gauge: items that a power cut now could take."""
+    """Gauge: items that a power cut now could take, at most; claims in flight count."""
     unsynced_bytes: int
     """Gauge: their frames, bytes."""
     oldest_ready_age_seconds: float

@@ -172,10 +172,17 @@ static mpq_status busy(struct mpq_queue *queue, struct mpq_error *error)
 {
     uint64_t holder = mpq_load(queue->control->consumer);
     int64_t pid = holder == 0 ? -1 : mpq_pid_of(queue, holder);
-    mpq_fail(error, MPQ_CONSUMER_BUSY,
-             "%s: process %lld consumes it already; there is one consumer: stop that one, or wait "
-             "for it (consumer(wait=seconds), `mpqueue get --wait`)",
-             queue->path, (long long)pid);
+    if (holder == queue->incarnation)
+        mpq_fail(error, MPQ_CONSUMER_BUSY,
+                 "%s: this handle has its consumer already, by consumer() or get(); there is one "
+                 "consumer: use that one, or close it first",
+                 queue->path);
+    else
+        mpq_fail(
+            error, MPQ_CONSUMER_BUSY,
+            "%s: process %lld consumes it already; there is one consumer: stop that one, or wait "
+            "for it (consumer(wait=seconds), `mpqueue get --wait`)",
+            queue->path, (long long)pid);
     if (error != NULL)
         error->pid = pid;
     return MPQ_CONSUMER_BUSY;
@@ -198,6 +205,7 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
         table *= 2;
     if (consumer != NULL) {
         consumer->queue = queue;
+        atomic_store(&consumer->references, 1);
         consumer->cursor_fd = consumer->bell_fd = -1;
         consumer->entry_mask = table - 1;
         consumer->entries = io->alloc(io, table * sizeof *consumer->entries);
@@ -224,7 +232,9 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
             status = mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
         }
         mpq_mutex_unlock(&queue->mutex);
-        if (status != MPQ_OK)
+        if (status == MPQ_OK)
+            mpq_helper_start(consumer);
+        else
             mpq_helper_stop(consumer); /* a recount may have woken it */
     }
     if (status != MPQ_OK) {
@@ -239,14 +249,35 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_call *ca
     return MPQ_OK;
 }
 
+/* The consumer of this handle has ended, in another thread. */
+static mpq_status wait_for_own(struct mpq_queue *queue, const struct mpq_call *call,
+                               struct mpq_error *error)
+{
+    for (;;) {
+        mpq_mutex_lock(&queue->mutex);
+        const bool there = queue->consumer != NULL;
+        mpq_mutex_unlock(&queue->mutex);
+        if (!there)
+            return MPQ_OK;
+        mpq_status status = mpq_pause(queue, call, MPQ_MS);
+        if (status == MPQ_TIMEOUT)
+            return busy(queue, error);
+        if (status != MPQ_OK)
+            return status;
+        if (atomic_load(&queue->leaving) != 0)
+            return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+    }
+}
+
 mpq_status mpq_consumer_open(struct mpq_queue *queue, const struct mpq_call *call,
                              struct mpq_consumer **consumer, struct mpq_error *error)
 {
     mpq_status status = mpq_enter(queue, call, error);
     if (status != MPQ_OK)
         return status;
-    status =
-        queue->consumer != NULL ? busy(queue, error) : open_inside(queue, call, consumer, error);
+    status = wait_for_own(queue, call, error);
+    if (status == MPQ_OK)
+        status = open_inside(queue, call, consumer, error);
     mpq_exit(queue);
     return status;
 }
@@ -259,7 +290,7 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
     mpq_dead_close(consumer);
     mpq_status status = MPQ_OK;
     if (mpq_load(queue->control->poison_errno) == 0)
-        status = mpq_consumer_sync(consumer, error);
+        status = mpq_cursor_leave(consumer, error);
     if (status == MPQ_REMOVED) /* nothing is left that acks could be kept in */
         status = MPQ_OK;
     else if (status == MPQ_OK)
@@ -289,24 +320,45 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
 
 mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *error)
 {
-    if (atomic_exchange(&consumer->closing, 1) != 0)
-        return MPQ_OK;
+    struct mpq_queue *queue = consumer->queue;
     static const struct mpq_call unbounded = {UINT64_MAX, NULL, NULL};
-    mpq_status status = mpq_consumer_check(consumer, error);
-    if (status == MPQ_OK)
-        status = mpq_enter_leaving(consumer->queue, &unbounded, error);
-    if (status != MPQ_OK) { /* of the parent, or the handle was closed: nothing is ours to touch */
-        consumer->closed = true;
+    if (mpq_forked(queue) || queue->incarnation != consumer->incarnation) {
+        consumer->closed = true; /* of the parent: nothing is ours to touch */
         return MPQ_OK;
     }
-    status = give_up_role(consumer, error);
-    mpq_exit(consumer->queue);
+    if (atomic_exchange(&consumer->closing, 1) != 0) {
+        /* Another thread does it: acks are durable when this returns, too. */
+        while (atomic_load(&consumer->gone) == 0)
+            queue->io->pause(queue->io, MPQ_MS);
+        return MPQ_OK;
+    }
+    mpq_status status = mpq_enter_leaving(queue, &unbounded, NULL);
+    if (status == MPQ_OK) {
+        status = give_up_role(consumer, error);
+        mpq_exit(queue);
+    } else { /* the handle was closed, and gave it back */
+        consumer->closed = true;
+        status = MPQ_OK;
+    }
+    atomic_store(&consumer->gone, 1);
     return status;
+}
+
+struct mpq_consumer *mpq_consumer_hold(struct mpq_queue *queue)
+{
+    mpq_mutex_lock(&queue->mutex);
+    struct mpq_consumer *consumer = queue->consumer; /* until it is closed, so not freed yet */
+    if (consumer != NULL)
+        atomic_fetch_add(&consumer->references, 1);
+    mpq_mutex_unlock(&queue->mutex);
+    return consumer;
 }
 
 void mpq_consumer_free(struct mpq_consumer *consumer)
 {
     mpq_io *io = consumer->queue->io;
+    if (atomic_fetch_sub(&consumer->references, 1) != 1)
+        return;
     discard(consumer);
     io->free(io, consumer);
 }

@@ -196,6 +196,8 @@ static mpq_status write_slot(struct mpq_consumer *consumer, struct mpq_error *er
 {
     struct mpq_queue *queue = consumer->queue;
     mpq_io *io = queue->io;
+    if (consumer->cursor_fd < 0) /* the role was given back by another thread */
+        return mpq_fail(error, MPQ_CLOSED, "%s: this consumer was closed", queue->path);
     if (mpq_load(queue->control->poison_errno) != 0)
         return mpq_poisoned(queue, error);
     mpq_status status = snapshot_guarded(consumer, error);
@@ -271,6 +273,17 @@ mpq_status mpq_consumer_sync(struct mpq_consumer *consumer, struct mpq_error *er
         return status;
     status = sync_inside(consumer, error);
     mpq_exit(consumer->queue);
+    return status;
+}
+
+mpq_status mpq_cursor_leave(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    mpq_status status = mpq_consumer_sync(consumer, error);
+    const uint64_t behind =
+        mpq_min64(consumer->slot_floor_position[0], consumer->slot_floor_position[1]);
+    if (status == MPQ_OK &&
+        MPQ_POSITION_GEN(consumer->record.floor_position) > MPQ_POSITION_GEN(behind))
+        status = mpq_cursor_write(consumer, error); /* the slot that alone blocks reclaim */
     return status;
 }
 
@@ -375,6 +388,14 @@ void mpq_helper_poke(struct mpq_consumer *consumer)
         return;
     }
     wake_helper(consumer);
+}
+
+void mpq_helper_start(struct mpq_consumer *consumer)
+{
+    mpq_mutex_lock(&consumer->mutex);
+    if (floor_generation(consumer) > consumer->reclaimed)
+        mpq_helper_poke(consumer);
+    mpq_mutex_unlock(&consumer->mutex);
 }
 
 void mpq_helper_stop(struct mpq_consumer *consumer)

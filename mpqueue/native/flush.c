@@ -468,11 +468,13 @@ mpq_status mpq_flush(struct mpq_queue *queue, const struct mpq_call *call, struc
     if (status != MPQ_OK)
         return status;
     status = wait_ticket(queue, atomic_load(&queue->control->flush_started) + 1, call, error);
-    mpq_mutex_lock(&queue->mutex);
-    struct mpq_consumer *consumer = queue->consumer;
-    mpq_mutex_unlock(&queue->mutex);
-    if (status == MPQ_OK && consumer != NULL)
+    struct mpq_consumer *consumer = status == MPQ_OK ? mpq_consumer_hold(queue) : NULL;
+    if (consumer != NULL) {
         status = mpq_consumer_sync(consumer, error);
+        if (status == MPQ_CLOSED && atomic_load(&queue->closing) == 0)
+            status = MPQ_OK; /* another thread closed it meanwhile, which persists acks */
+        mpq_consumer_free(consumer);
+    }
     mpq_exit(queue);
     return status;
 }

@@ -156,6 +156,7 @@ struct mpq_queue {
     struct mpq_segment *maps[MPQ_MAPS];
     struct mpq_consumer *consumer;
     _Atomic uint32_t leaving; /* a close has begun: no consumer registers any more (mutex) */
+    _Atomic uint32_t left; /* ... and has ended */
     _Atomic uint32_t closing;
     _Atomic uint32_t removed; /* files that puts go to were deleted: none is claimed any more */
     _Atomic uint32_t vanished; /* control was truncated: some of what is mapped is a stand-in */
@@ -492,6 +493,8 @@ struct mpq_consumer {
     struct mpq_pin pin;
     _Atomic bool closed;
     _Atomic uint32_t closing; /* somebody is closing it, or has */
+    _Atomic uint32_t gone; /* ... has: the role is given back */
+    _Atomic uint32_t references; /* whoever opened it, and calls on the queue that look at it */
 
     struct mpq_entry *entries;
     uint64_t entry_mask;
@@ -652,6 +655,12 @@ mpq_status mpq_cursor_attach(struct mpq_consumer *consumer, struct mpq_error *er
 /* Under consumer->mutex: tells the helper that acks wait for the disk. */
 void mpq_helper_poke(struct mpq_consumer *consumer);
 void mpq_helper_stop(struct mpq_consumer *consumer);
+/* A new consumer frees what those before it left behind. */
+void mpq_helper_start(struct mpq_consumer *consumer);
+/* The last acks, and what blocks the segments that they free. */
+mpq_status mpq_cursor_leave(struct mpq_consumer *consumer, struct mpq_error *error);
+/* The consumer of this handle, or NULL: it is not freed before mpq_consumer_free. */
+struct mpq_consumer *mpq_consumer_hold(struct mpq_queue *queue);
 /* damage.c: consumer->mutex held. Books nothing while the consumer peeks. MPQ_CORRUPT, MPQ_EMPTY
  * when the window blocks it, MPQ_OK when nothing was lost after all. */
 mpq_status mpq_lose(struct mpq_consumer *consumer, uint64_t first, uint64_t from, uint64_t to,

@@ -528,13 +528,15 @@ static PyObject *consumer_close(PyObject *object, PyObject *ignored)
 {
     (void)ignored;
     struct consumer_object *self = (struct consumer_object *)object;
-    if (!self->role || self->role->closing)
+    if (!self->role || self->role->close_later)
         Py_RETURN_NONE;
-    events_report((struct queue_object *)self->queue);
-    self->role->closing = true;
-    if (waiter_inside(self->role->handle, self->role)) {
-        self->role->close_later = true;
-        Py_RETURN_NONE;
+    if (!self->role->closing) {
+        events_report((struct queue_object *)self->queue);
+        self->role->closing = true;
+        if (waiter_inside(self->role->handle, self->role)) {
+            self->role->close_later = true;
+            Py_RETURN_NONE;
+        }
     }
     struct mpq_error error;
     PyThreadState *thread = PyEval_SaveThread();

@@ -502,11 +502,18 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
     const bool joined = !mpq_forked(queue);
     if (joined) {
         mpq_mutex_lock(&queue->mutex);
-        atomic_store(&queue->leaving, 1);
-        struct mpq_consumer *consumer = queue->consumer;
+        const bool other = atomic_exchange(&queue->leaving, 1) != 0;
         mpq_mutex_unlock(&queue->mutex);
-        if (consumer != NULL)
+        if (other) { /* another thread does it: what is promised holds when this returns, too */
+            while (atomic_load(&queue->left) == 0)
+                queue->io->pause(queue->io, MPQ_MS);
+            return MPQ_OK;
+        }
+        struct mpq_consumer *consumer = mpq_consumer_hold(queue);
+        if (consumer != NULL) {
             status = mpq_consumer_close(consumer, error);
+            mpq_consumer_free(consumer);
+        }
         mpq_status flushed = last_flush(queue, call, status == MPQ_OK ? error : NULL);
         if (status == MPQ_OK)
             status = flushed;
@@ -515,7 +522,7 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
         mpq_mutex_init(&queue->mutex);
     }
     mpq_mutex_lock(&queue->mutex);
-    uint32_t closing = atomic_exchange(&queue->closing, 1);
+    const uint32_t closing = atomic_exchange(&queue->closing, 1);
     mpq_mutex_unlock(&queue->mutex);
     if (closing != 0)
         return status;
@@ -528,6 +535,7 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
     mpq_mutex_unlock(&queue->mutex);
     mpq_control_unmap(queue);
     release(queue);
+    atomic_store(&queue->left, 1);
     return status;
 }
 

@@ -78,6 +78,8 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
 {
     struct mpq_queue *queue = consumer->queue;
     struct mpq_control *control = queue->control;
+    if (consumer->cursor_fd < 0)
+        return; /* another thread gave the role back: it may be another process's by now */
     uint64_t durable =
         mpq_min64(consumer->slot_floor_position[0], consumer->slot_floor_position[1]);
     uint64_t oldest = mpq_load(control->oldest_generation);

@@ -620,6 +620,7 @@ static mpq_status skip_inside(struct mpq_consumer *consumer, uint64_t *seq, stru
                              MPQ_ENTRY_SETTLED);
             mpq_settle(consumer, *seq, out.seen.extent, MPQ_SETTLE_SKIP);
             mpq_settle_commit(consumer);
+            mpq_store(consumer->queue->control->read_seq, consumer->read_seq);
         } else if (status == MPQ_EMPTY) {
             status = empty_or_sealed(consumer, error);
         }

@@ -93,6 +93,27 @@ static uint64_t oldest_age(struct mpq_queue *queue, uint64_t position, uint64_t 
     return enqueued_at != 0 && now > enqueued_at ? now - enqueued_at : 0;
 }
 
+/* What a consumer has in hand, and waits for, ended with it: a dead one leaves its gauges. */
+static void add_consumer(struct mpq_queue *queue, const struct mpq_consumer_now *consumer,
+                         struct mpq_stats *stats)
+{
+    const struct mpq_control *control = queue->control;
+    const uint64_t holder = mpq_load(control->consumer);
+    stats->read_seq = consumer->floor;
+    if (holder == 0 || mpq_dead(queue, holder))
+        return;
+    int64_t pid = mpq_pid_of(queue, holder);
+    stats->consumer_attached = 1;
+    stats->consumer_pid = pid > 0 ? (uint64_t)pid : 0;
+    stats->read_seq = mpq_max64(consumer->floor, mpq_load(control->read_seq));
+    stats->reserved_items = mpq_load(control->reserved_items);
+    stats->reserved_bytes = mpq_load(control->reserved_bytes);
+    stats->blocked_on_window = mpq_load(control->blocked_on_window);
+    const uint64_t claimant = mpq_load(control->blocked_on_claim);
+    pid = claimant != 0 ? mpq_pid_of(queue, claimant) : 0;
+    stats->blocked_on_claim_pid = pid > 0 ? (uint64_t)pid : 0;
+}
+
 static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
 {
     struct mpq_control *control = queue->control;
@@ -118,15 +139,16 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->settled_bytes = totals->settled_bytes;
     stats->depth = difference(tail.items, totals->settled_items);
     stats->backlog_bytes = difference(tail.bytes, totals->settled_bytes);
-    stats->reserved_items = mpq_load(control->reserved_items);
-    stats->reserved_bytes = mpq_load(control->reserved_bytes);
+    add_consumer(queue, &consumer, stats);
     stats->scheduled_items = tail.scheduled + consumer.scheduled;
     stats->ready_items = difference(stats->depth, stats->reserved_items + stats->scheduled_items);
-    stats->unsynced_items = difference(tail.items, mpq_load(control->durable_items));
-    stats->unsynced_bytes = difference(tail.bytes, mpq_load(control->durable_bytes));
+    /* What is settled is nobody's loss: where acks are in order, this is exact. */
+    stats->unsynced_items =
+        mpq_min64(stats->depth, difference(tail.items, mpq_load(control->durable_items)));
+    stats->unsynced_bytes =
+        mpq_min64(stats->backlog_bytes, difference(tail.bytes, mpq_load(control->durable_bytes)));
     stats->floor = consumer.floor;
     stats->next_seq = tail.next_seq;
-    stats->read_seq = mpq_load(control->read_seq);
     stats->epoch = control->epoch;
     stats->floor_lag_items = difference(tail.next_seq, consumer.floor);
     add_segments(queue, stats, MPQ_POSITION_GEN(tail.position));
@@ -146,19 +168,7 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->poison_stage = mpq_load(control->poison_stage);
     stats->fault = mpq_load(control->fault);
     stats->durability = mpq_load(control->durability);
-    stats->blocked_on_window = mpq_load(control->blocked_on_window);
     add_members(queue, stats);
-    uint64_t holder = mpq_load(control->consumer);
-    if (holder != 0 && !mpq_dead(queue, holder)) {
-        int64_t pid = mpq_pid_of(queue, holder);
-        stats->consumer_attached = 1;
-        stats->consumer_pid = pid > 0 ? (uint64_t)pid : 0;
-    }
-    uint64_t claimant = mpq_load(control->blocked_on_claim);
-    if (claimant != 0) {
-        int64_t pid = mpq_pid_of(queue, claimant);
-        stats->blocked_on_claim_pid = pid > 0 ? (uint64_t)pid : 0;
-    }
     if (stats->depth != 0)
         stats->oldest_age_ns = oldest_age(queue, consumer.floor_position, consumer.floor);
 }

@@ -26,9 +26,6 @@ _COPIED = (
     "nacked_items",
     "expired_leases",
     "dead_items",
-    "reserved_items",
-    "reserved_bytes",
-    "read_seq",
     "loss_events",
     "lost_segments",
     "torn_items",
@@ -46,7 +43,6 @@ _COPIED = (
     "poison_errno",
     "fault",
     "durability",
-    "blocked_on_window",
     "epoch",
 )
 
@@ -76,25 +72,42 @@ def read_stats(view: Inspection) -> stats.Stats | None:
     totals = {name: value for name, value in control.totals.items() if name != "torn_items"}
     depth = max(0, tail["items"] - totals["settled_items"])
     scheduled = tail["scheduled"] + consumer["scheduled"]
+    backlog = max(0, tail["bytes"] - totals["settled_bytes"])
+    of_members = _of_members(view)
+    of_consumer = _of_consumer(values, consumer["floor"], of_members["consumer_attached"])
     numbers: dict[str, Any] = {
         **totals,
         **{name: values[name] for name in _COPIED},
         "enqueued_items": tail["items"],
         "enqueued_bytes": tail["bytes"],
         "depth": depth,
-        "backlog_bytes": max(0, tail["bytes"] - totals["settled_bytes"]),
+        "backlog_bytes": backlog,
         "scheduled_items": scheduled,
-        "ready_items": max(0, depth - values["reserved_items"] - scheduled),
-        "unsynced_items": max(0, tail["items"] - values["durable_items"]),
-        "unsynced_bytes": max(0, tail["bytes"] - values["durable_bytes"]),
+        "ready_items": max(0, depth - of_consumer["reserved_items"] - scheduled),
+        "unsynced_items": min(depth, max(0, tail["items"] - values["durable_items"])),
+        "unsynced_bytes": min(backlog, max(0, tail["bytes"] - values["durable_bytes"])),
         "floor": consumer["floor"],
         "next_seq": tail["next_seq"],
         "floor_lag_items": max(0, tail["next_seq"] - consumer["floor"]),
         "oldest_age_ns": _oldest_age(view) if depth else 0,
         **_segments(values, control.raw, tail["position"]),
-        **_of_members(view),
+        **of_members,
+        **of_consumer,
     }
+    if not of_members["consumer_attached"]:
+        numbers["blocked_on_claim_pid"] = 0
     return stats.from_native(numbers)
+
+
+def _of_consumer(values: Mapping[str, Any], floor: int, attached: bool) -> dict[str, int]:
+    """What the consumer has in hand, and waits for: a dead one left its gauges."""
+    return {
+        "read_seq": max(floor, values["read_seq"]) if attached else floor,
+        **{
+            name: values[name] if attached else 0
+            for name in ("reserved_items", "reserved_bytes", "blocked_on_window")
+        },
+    }
 
 
 def read_members(view: Inspection) -> list[stats.Member]:
