@@ -197,6 +197,8 @@ class Relay:
             raise ValueError(
                 f"{queue.path}: rows hold bytes as they are stored: open the queue with raw=True"
             )
+        if queue.options.codec.endswith("+aes"):
+            raise ValueError(f"{queue.path}: rows hold plaintext, and this queue is encrypted")
         self._database = _database.wrap(connection)
         self._queue = queue
         self._batch = batch

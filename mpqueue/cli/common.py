@@ -36,7 +36,8 @@ EXIT_CODES = (
     ("4", "another consumer is attached, or others have the queue open"),
     ("5", "damage found"),
     ("6", "full, also when the room did not come within `put --timeout`"),
-    ("7", "refused to open: no queue, version, options"),
+    ("7", "refused to open: no queue, version, options, key"),
+    ("8", "an item cannot be decoded or decrypted"),
     ("74", "I/O error, poisoned; also of stdin and stdout"),
     ("124", "time-out"),
     (

@@ -16,6 +16,7 @@ _ENVIRONMENT = (
         "MPQUEUE_DURABILITY, MPQUEUE_CAPACITY, ...",
         "options of a queue that init or put makes: MPQUEUE_ and the name of any option of init.",
     ),
+    ("MPQUEUE_KEY_FILE", "stands in for --key-file."),
     ("NO_COLOR", "no colours."),
 )
 

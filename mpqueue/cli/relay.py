@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from mpqueue.cli import common
+from mpqueue.cli import common, keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Ends with 0 when no row is left with --until-empty; says how many it put in any case."""
     from mpqueue.outbox import Relay
 
-    with _connection(args) as connection, common.open_queue(args.path) as queue:
+    with _connection(args) as connection, keys.open_queue(args.path, None) as queue:
         try:
             relay = Relay(connection, queue, table=args.table, batch=args.batch, wait=args.wait)
         except BlockingIOError as error:

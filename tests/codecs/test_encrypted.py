@@ -15,6 +15,7 @@ import hmac
 import os
 import pickle
 import shutil
+import sqlite3
 import struct
 import threading
 import traceback
@@ -29,6 +30,7 @@ import xxhash
 import mpqueue
 from conftest import OpenQueue, RunPython
 from mpqueue import codecs, layout
+from mpqueue.outbox import Relay
 from mpqueue.reader import verify
 
 aead = pytest.importorskip("cryptography.hazmat.primitives.ciphers.aead")
@@ -285,6 +287,14 @@ def test_raw_needs_no_key_and_leaves_the_list_of_keys_alone(encrypted: Path) -> 
     with mpqueue.Queue(encrypted, raw=True) as q:
         assert [id for id, _ in q._keys()[2]] == [1, 2]
         assert all(len(body) == len(SECRET) + 54 for body in _values(q))
+
+
+def test_an_outbox_puts_no_plaintext_into_an_encrypted_queue(encrypted: Path) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for how in ({"raw": True}, {"codec": aes(1, 2)}):
+        with mpqueue.Queue(encrypted, **how) as q, pytest.raises(ValueError, match="rows hold"):
+            Relay(connection, q)
+    connection.close()
 
 
 # ---- rotation -----------------------------------------------------------------------------------

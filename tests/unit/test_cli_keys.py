@@ -84,13 +84,17 @@ def test_lines_go_in_and_come_out_and_lie_there_encrypted(run: Run, path: str, k
     assert items == [(b"second secret", {}), (b"third secret", {"k": "v"})]
 
 
-def test_without_the_key_nothing_is_put_beside_or_taken(run: Run, path: str, keys: str) -> None:
+def test_without_the_key_nothing_is_put_beside_or_taken(
+    run: Run, path: str, keys: str, tmp_path: Path
+) -> None:
     run("put", path, "--key-file", keys, stdin=b"a secret\n")
     for verb in ("put", "get"):
         done = run(verb, path, stdin=b"plain\n", code=7)
         assert b"--key-file" in done.stderr
         assert done.stdout == b""
     run("logd", path, "--file", "log", "--until-empty", code=7)
+    (tmp_path / "rows.db").touch()
+    run("relay", path, "--sqlite", "rows.db", "--until-empty", code=7)
     assert len(bodies(path)) == 1
     for verb in ("peek", "export"):
         done = run(verb, path)
