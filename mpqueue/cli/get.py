@@ -51,10 +51,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--undecodable",
-        choices=("stop", "keep", "skip"),
+        choices=("stop", "keep", "skip", "dead"),
         default="stop",
         help="at an item that cannot be decoded or decrypted: stop there, keep it in the queue and "
-        "go on, or skip it for good (default: stop)",
+        "go on, skip it for good, or move it to the dead letters (default: stop)",
     )
     records.add_format(parser, "lines", ("lines", "null", "jsonl", "frame"))
     keys.add_key_file(parser)
@@ -122,7 +122,10 @@ class _Taker:
                 if self._policy == "stop":
                     error = failure
                     break
-                self._kept.append(item)
+                if self._policy == "dead":
+                    item.dead("cannot be decoded")
+                else:
+                    self._kept.append(item)
                 continue
             records.write_item(out, item, bytes(body), self._form)
             written.append(item)
@@ -134,7 +137,7 @@ class _Taker:
                 item.nack()
             common.say(
                 "stopped there, and it stays: --undecodable keep goes on behind it, "
-                "--undecodable skip drops it"
+                "--undecodable skip drops it, --undecodable dead moves it to the dead letters"
             )
         elif self._policy == "skip":
             self._skip()

@@ -157,7 +157,9 @@ def decoder(codec: Codec[Any], path: str) -> Callable[[Item[Any]], Any]:
 
 
 def _failure(item: Item[Any], name: str, path: str, error: Exception) -> CodecError:
-    what = "ack() drops it; nack() gives it back, and skip() then passes it"
+    what = (
+        "ack() drops it, dead() makes it a dead letter; nack() gives it back, and skip() passes it"
+    )
     if item.settled:  # of peek(), too
         what = "It is not in hand: skip() passes it while it is the next one"
     failure = CodecError(

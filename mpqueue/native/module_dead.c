@@ -21,6 +21,17 @@ static void note(struct item_object *item, const char *text, Py_ssize_t length)
         (void)!mpq_failed(item->role->consumer, item->seq, item->token, text, (size_t)length, NULL);
 }
 
+/* What an exception says may quote the item, and texts of dead letters are not encrypted. */
+static bool may_quote(const struct item_object *item)
+{
+    static const char encrypts[] = "+aes";
+    const size_t tail = sizeof encrypts - 1;
+    struct mpq_options options;
+    mpq_options_get(item->role->handle->queue, &options);
+    const size_t length = strnlen(options.codec, sizeof options.codec);
+    return length < tail || memcmp(options.codec + length - tail, encrypts, tail) != 0;
+}
+
 void item_failed(struct item_object *item, PyObject *type, PyObject *value)
 {
     if (role_check(item->role, NULL) != MPQ_OK || !mpq_keeps_failures(item->role->consumer))
@@ -28,7 +39,8 @@ void item_failed(struct item_object *item, PyObject *type, PyObject *value)
     PyObject *old_type, *old_value, *old_traceback, *kept = NULL;
     PyErr_Fetch(&old_type, &old_value, &old_traceback);
     PyObject *name = PyObject_GetAttrString(type, "__name__");
-    PyObject *text = name && value ? PyUnicode_FromFormat("%S: %S", name, value) : NULL;
+    const bool quote = name && value && may_quote(item);
+    PyObject *text = quote ? PyUnicode_FromFormat("%S: %S", name, value) : NULL;
     if (!text && name && (PyErr_Clear(), true)) /* its own __str__ failed */
         text = Py_NewRef(name);
     Py_ssize_t length;

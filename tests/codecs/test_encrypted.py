@@ -97,6 +97,23 @@ def test_no_file_holds_plaintext_while_open_and_when_closed(
     assert not verify(spool, deep=True).damage, "verify needs no key"
 
 
+def test_dead_letters_hold_no_plaintext_and_what_failed_does_not_quote_it(
+    open_queue: OpenQueue, spool: Path
+) -> None:
+    q = open_queue(codec=aes(1), max_attempts=1)
+    q.put(SECRET)
+    with q.consumer() as consumer:
+        with pytest.raises(LookupError), consumer.reserve(0) as item:
+            raise LookupError(f"nobody knows {item.value}")
+        assert consumer.reserve(0) is None
+    (letter,) = q.dead
+    assert q.dead.value(letter) == SECRET
+    assert letter.last_failure == "LookupError"
+    q.flush()
+    for file in spool.rglob("*"):
+        assert file.is_dir() or SECRET.encode() not in file.read_bytes(), file
+
+
 def test_equal_items_and_equal_keys_look_different_everywhere(tmp_path: Path) -> None:
     bodies = set()
     for name in ("one", "two"):

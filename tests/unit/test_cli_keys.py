@@ -171,6 +171,15 @@ def test_get_goes_on_behind_what_it_keeps(run: Run, broken: str, keys: str) -> N
         assert (stats.items_skipped, stats.lost_items, stats.items_acked) == (2, 0, 3)
 
 
+def test_get_moves_it_to_the_dead_letters(run: Run, broken: str, keys: str) -> None:
+    words = ("get", broken, "--key-file", keys, "-n", "all", "--undecodable", "dead")
+    assert run(*words, code=8).stdout == b"1\n4\n5\n"
+    with mpqueue.Queue(broken, raw=True) as queue:
+        assert [letter.body for letter in queue.dead] == [b"planted", b"x" * 100]
+        assert {letter.reason for letter in queue.dead} == {"cannot be decoded"}
+        assert len(queue) == 0
+
+
 def test_peek_and_export_name_what_cannot_be_decrypted_and_go_on(
     run: Run, broken: str, keys: str
 ) -> None:
