@@ -296,6 +296,14 @@ class AsyncConsumer(Generic[T]):
         else:
             self.consumer.ack_many(items)
 
+    async def dead(self, item: Item[T], reason: str = "rejected") -> None:
+        """As `item.dead()`; it waits for the disk in a thread.
+
+        Cancelled while it waits: the item may have been moved or not, and if not, is still in hand.
+        """
+        self._threads.check_process()
+        await self._threads.start(item.dead, reason)
+
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<mpqueue.aio.AsyncConsumer of {self._queue.path!r}{state}>"
