@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "fixture.h"
@@ -73,7 +74,7 @@ static void *produce(void *arg)
     const bool one_by_one = arg != NULL;
     for (uint32_t n = 0; n < PUTS; n++) {
         while (one_by_one && atomic_load(&consumed) != n)
-            ;
+            sched_yield(); /* else each item costs a time slice where processors are few */
         for (volatile uint32_t spin = 0; spin < n * 7 % 500; spin = spin + 1)
             ;
         put_ok(queue, &n, sizeof n);
@@ -200,7 +201,7 @@ static void close_ends_its_thread(void)
         for (volatile uint32_t spin = 0; spin < n * 37 % 5000; spin = spin + 1)
             ;
         while (n % 10 == 0 && n % 3 != 0 && mpq_load(queue->control->items_waiting) == 0)
-            ;
+            sched_yield();
         CHECK_STATUS(mpq_consumer_close(consumer, &error), MPQ_OK, error);
         CHECK(readable(fd, 0));
         int none;

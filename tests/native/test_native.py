@@ -30,7 +30,7 @@ def test_c_tests_pass(target: str, tmp_path_factory: pytest.TempPathFactory) -> 
         pytest.skip("valgrind is not installed")
     build = tmp_path_factory.getbasetemp() / "native-build"
     done = subprocess.run(
-        ["make", "-C", str(HERE), f"BUILD={build}", target],
+        ["make", f"-j{os.cpu_count() or 1}", "-C", str(HERE), f"BUILD={build}", target],
         capture_output=True,
         text=True,
     )
