@@ -59,6 +59,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["raise"] = "raise",
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int: ...
     @overload
     def put(
@@ -69,6 +70,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int | None: ...
     @overload
     def put(
@@ -79,6 +81,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["raise"] = "raise",
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int: ...
     @overload
     def put(
@@ -89,6 +92,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int | None: ...
     push = put
     @overload
@@ -98,6 +102,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["raise"] = "raise",
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int: ...
     @overload
     def put_nowait(
@@ -106,6 +111,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int | None: ...
     @overload
     def put_nowait(
@@ -114,6 +120,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["raise"] = "raise",
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int: ...
     @overload
     def put_nowait(
@@ -122,6 +129,7 @@ class Queue(Generic[_T]):
         *,
         on_full: Literal["drop"],
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int | None: ...
     try_push = put_nowait
     @overload
@@ -132,6 +140,7 @@ class Queue(Generic[_T]):
         atomic: Literal[True] = True,
         block: bool = True,
         timeout: float | None = None,
+        keys: None = None,
     ) -> range: ...
     @overload
     def put_many(
@@ -141,7 +150,18 @@ class Queue(Generic[_T]):
         atomic: Literal[False],
         block: bool = True,
         timeout: float | None = None,
+        keys: None = None,
     ) -> list[range]: ...
+    @overload
+    def put_many(
+        self: Queue[bytes],
+        items: Iterable[Buffer],
+        *,
+        atomic: bool = True,
+        block: bool = True,
+        timeout: float | None = None,
+        keys: Iterable[bytes | str | None],
+    ) -> list[int]: ...
     @overload
     def put_many(
         self,
@@ -150,6 +170,7 @@ class Queue(Generic[_T]):
         atomic: Literal[True] = True,
         block: bool = True,
         timeout: float | None = None,
+        keys: None = None,
     ) -> range: ...
     @overload
     def put_many(
@@ -159,7 +180,18 @@ class Queue(Generic[_T]):
         atomic: Literal[False],
         block: bool = True,
         timeout: float | None = None,
+        keys: None = None,
     ) -> list[range]: ...
+    @overload
+    def put_many(
+        self,
+        items: Iterable[_T],
+        *,
+        atomic: bool = True,
+        block: bool = True,
+        timeout: float | None = None,
+        keys: Iterable[bytes | str | None],
+    ) -> list[int]: ...
     enqueue_bulk = put_many
     @overload
     def _put_encoded(
@@ -169,6 +201,7 @@ class Queue(Generic[_T]):
         atomic: Literal[True] = True,
         block: bool = True,
         timeout: float | None = None,
+        keys: None = None,
     ) -> range: ...
     @overload
     def _put_encoded(
@@ -178,17 +211,48 @@ class Queue(Generic[_T]):
         atomic: Literal[False],
         block: bool = True,
         timeout: float | None = None,
+        keys: None = None,
     ) -> list[range]: ...
+    @overload
+    def _put_encoded(
+        self,
+        items: Iterable[Buffer],
+        *,
+        atomic: bool = True,
+        block: bool = True,
+        timeout: float | None = None,
+        keys: Iterable[bytes | str | None],
+    ) -> list[int]: ...
+    @overload
+    def _put_encoded(
+        self,
+        items: Iterable[Buffer],
+        *,
+        atomic: Literal[True] = True,
+        block: bool = True,
+        timeout: float | None = None,
+        keys: Iterable[bytes | str | None] | None,
+    ) -> range | list[int]: ...
     def flush(self) -> None: ...
     def seal(self, undo: bool = False) -> None: ...
     def close(self) -> None: ...
     @overload
     def _claim(
-        self, body: Buffer, headers: Mapping[str, str] | None, timeout: float, /
+        self,
+        body: Buffer,
+        headers: Mapping[str, str] | None,
+        timeout: float,
+        key: bytes | str | None = None,
+        /,
     ) -> tuple[int, int | None]: ...
     @overload
     def _claim(
-        self, body: Buffer, headers: Mapping[str, str] | None, timeout: None, /
+        self,
+        body: Buffer,
+        headers: Mapping[str, str] | None,
+        timeout: None,
+        key: bytes | str | None = None,
+        /,
     ) -> tuple[int, int | None] | None: ...
     def _await_flush(self, ticket: int, /) -> None: ...
     def _members(self) -> list[tuple[Any, ...]]: ...
@@ -274,6 +338,8 @@ class Item(Generic[_T_co]):
     def id(self) -> str: ...
     @property
     def enqueued_at(self) -> float: ...
+    @property
+    def key(self) -> bytes | None: ...
     @property
     def headers(self) -> dict[str, str]: ...
     @property

@@ -72,9 +72,12 @@ POSITION_BITS: Final = 27
 GENERATION_BLOCK: Final = 1024
 
 DURABILITY_NAMES: Final = ("none", "interval", "group", "sync")
-STAGE_NAMES: Final = ("", "segment", "cursor", "meta", "directory")
+STAGE_NAMES: Final = ("", "segment", "cursor", "meta", "directory", "keys")
 BACKOFF_MAX: Final = 16
 KEYS: Final = 16
+
+BATCH_MAX: Final = 4096
+"""Items of one claim at most."""
 
 CURSOR_HEADER: Final = 512
 CURSOR_ATTEMPTS: Final = 224
@@ -181,7 +184,7 @@ OPTIONS = Layout(
     "segment_size:Q capacity:Q max_bytes:Q max_item:Q interval_ns:Q ack_linger_ns:Q retain_ns:Q "
     "lease_timeout_ns:Q dead_retain_ns:Q max_segments:I keep_segments:I interval_items:I "
     "ack_window:I max_members:I durability:I max_attempts:I backoff_count:I backoff_ns:16Q "
-    "file_mode:I reserved0:I codec:32s reserved:16Q",
+    "file_mode:I key_window:I codec:32s reserved:16Q",
 )
 
 KEY = Layout("mpq_key", 32, "id:I reserved:I since:Q check:16s")
@@ -218,6 +221,10 @@ CURSOR_SLOT = Layout(
     "dropped_items:Q expired_leases:Q dead_items:Q reserved:30Q hash:Q",
 )
 
+KEY_SAVED = Layout("mpq_key_saved", 32, "hash:2Q seq:Q check:Q")
+KEY_SLOT = Layout("mpq_key_slot", 40, "hash:2Q seq:Q position:Q previous:Q")
+KEY_RING = Layout("mpq_key_ring", 128, "count:Q saved:Q damaged:Q reserved:13Q")
+
 RING_ENTRY = Layout("mpq_ring_entry", 32, "state:Q generation:Q bytes:Q freed_at:Q")
 TAIL = Layout("mpq_tail", 48, "position:Q next_seq:Q items:Q bytes:Q scheduled:Q check:Q")
 CONSUMER_RECORD = Layout(
@@ -232,7 +239,7 @@ MEMBER = Layout(
     384,
     "incarnation:Q pid:Q start_time:Q pid_namespace:Q command:16s role:I weak:I joined_at:Q "
     "enqueued_items:Q enqueued_bytes:Q full:Q waits:Q lock_waits:Q lock_wait_max_ns:Q flushes:Q "
-    "flush_ns:Q flush_histogram:20Q dropped_items:Q flushed_bytes:Q reserved:10Q",
+    "flush_ns:Q flush_histogram:20Q dropped_items:Q flushed_bytes:Q duplicate_items:Q reserved:9Q",
 )
 
 CONTROL = Layout(
@@ -273,6 +280,9 @@ LAYOUTS: Final = (
     CURSOR_ATTEMPT,
     TOTALS,
     CURSOR_SLOT,
+    KEY_SAVED,
+    KEY_SLOT,
+    KEY_RING,
     RING_ENTRY,
     TAIL,
     CONSUMER_RECORD,
@@ -314,6 +324,16 @@ def cursor_slot_bytes(window: int) -> int:
     """Size of one cursor slot for an ack window of that many items, whole pages."""
     raw = CURSOR_HEADER + window // 8 + CURSOR_ATTEMPTS * CURSOR_ATTEMPT.size
     return (raw + PAGE - 1) & ~(PAGE - 1)
+
+
+def keys_offset(attempts_offset: int, window: int) -> int:
+    """Where the ring of keys begins in `control`, behind the attempts of an ack window."""
+    return (attempts_offset + 8 * window + PAGE - 1) & ~(PAGE - 1)
+
+
+def keys_bytes(key_window: int) -> int:
+    """Size of the file `keys` for so many remembered keys; 0 without."""
+    return (key_window + BATCH_MAX) * KEY_SAVED.size if key_window else 0
 
 
 def segment_name(generation: int) -> str:

@@ -35,8 +35,9 @@ _NUMBERS = (
     "ack_window",
     "max_members",
     "max_attempts",
+    "key_window",
 )
-_OPTIONAL = ("capacity", "max_bytes", "lease_timeout", "max_attempts", "dead_retain")
+_OPTIONAL = ("capacity", "max_bytes", "lease_timeout", "max_attempts", "dead_retain", "key_window")
 _SECONDS_MAX = 1e9
 
 
@@ -72,6 +73,9 @@ class Options(Record):
     max_members: int
     """Entries of the table of members, 1 to 65,536: so many processes are named in `members()`;
     more may attach and put. Fixed at creation. Default 1,024."""
+    key_window: int | None
+    """So many of the items that were put with a key are remembered, 1 to 4,194,304; fixed at
+    creation. None = keys are refused. Default None."""
     retain: float
     """Keep acked segments for so many seconds. Default 0."""
     lease_timeout: float | None

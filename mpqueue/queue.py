@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         ack_window: int | None
         ack_linger: float | None
         max_members: int | None
+        key_window: int | None
         retain: float | None
         lease_timeout: float | None
         max_attempts: int | None
@@ -171,6 +172,7 @@ class Queue(_native.Queue[T]):
         ack_window: int | None = None,
         ack_linger: float | None = None,
         max_members: int | None = None,
+        key_window: int | None = None,
         retain: float | None = None,
         lease_timeout: float | None = None,
         max_attempts: int | None = None,
@@ -209,6 +211,7 @@ class Queue(_native.Queue[T]):
             "ack_window": ack_window,
             "ack_linger": ack_linger,
             "max_members": max_members,
+            "key_window": key_window,
             "retain": retain,
             "lease_timeout": lease_timeout,
             "max_attempts": max_attempts,
@@ -483,8 +486,8 @@ class Queue(_native.Queue[T]):
     def set_options(self, **changes: Any) -> None:
         """Change options for all processes, durably; they see it at their next call.
 
-        None stands for "no bound" where an option can be absent. segment_size, ack_window and
-        max_members are fixed: ValueError.
+        None stands for "no bound" where an option can be absent. segment_size, ack_window,
+        max_members and key_window are fixed: ValueError.
         """
         self._set_options(to_native(changes))
 
@@ -613,19 +616,20 @@ class Batch(Generic[T]):
         self._queue = queue
         self._timeout = timeout
         self._items: list[bytes] = []
+        self._keys: list[bytes | str | None] = []
         self._pid = os.getpid()
-        self.seqs: range | None = None
-        """Seqs of the items of the newest commit, None before there was one."""
+        self.seqs: range | list[int] | None = None
+        """Seqs of the items of the newest commit, a list with keys; None before there was one."""
 
     if TYPE_CHECKING:
 
         @overload
-        def append(self: Batch[bytes], item: Buffer) -> None: ...
+        def append(self: Batch[bytes], item: Buffer, *, key: bytes | str | None = None) -> None: ...
         @overload
-        def append(self, item: T) -> None: ...
+        def append(self, item: T, *, key: bytes | str | None = None) -> None: ...
 
-    def append(self, item: Any) -> None:
-        """Add one item, encoded or copied now. TooLarge comes on commit.
+    def append(self, item: Any, *, key: bytes | str | None = None) -> None:
+        """Add one item, encoded or copied now. TooLarge comes on commit. key: as in put().
 
         What the codec raises adds nothing; caught inside the block, the rest is put all the same.
         """
@@ -633,17 +637,20 @@ class Batch(Generic[T]):
         encode = self._queue._encode
         body: Any = item if encode is None else encode(item)
         try:
-            self._items.append(body if type(body) is bytes else bytes(memoryview(body)))
+            body = body if type(body) is bytes else bytes(memoryview(body))
         except TypeError:
             raise TypeError(
                 f"an item is bytes or another bytes-like object, not {type(body).__name__}: "
                 "encode it first, or give the queue a codec"
             ) from None
+        self._keys.append(key)
+        self._items.append(body)
 
-    def commit(self) -> range:
+    def commit(self) -> range | list[int]:
         """Put what was appended since the last commit, all or nothing; returns the seqs.
 
-        The batch is empty then, and may be filled again. Without items: an empty range.
+        The batch is empty then, and may be filled again. Without items: an empty range. With keys
+        a list: items that had been accepted before have the seqs of then.
 
         Raises what put_many() raises. Full, LockTimeout, NoSpace and Sealed leave the items here
         for another commit(); after any other error the batch is empty, and the error says whether
@@ -651,10 +658,13 @@ class Batch(Generic[T]):
         """
         self._check_process()
         items, self._items = self._items, []
+        keys, self._keys = self._keys[: len(items)], self._keys[len(items) :]
+        given = keys if any(key is not None for key in keys) else None
         try:
-            self.seqs = self._queue._put_encoded(items, timeout=self._timeout)
+            self.seqs = self._queue._put_encoded(items, timeout=self._timeout, keys=given)
         except (Full, LockTimeout, NoSpace, Sealed):
             self._items[:0] = items  # what another thread appended meanwhile stays behind them
+            self._keys[:0] = keys
             raise
         return self.seqs
 
@@ -674,7 +684,7 @@ class Batch(Generic[T]):
             if kind is None and (self._items or self.seqs is None):
                 self.commit()
         finally:
-            self._items = []
+            self._items, self._keys = [], []
 
     def __del__(self) -> None:
         items = getattr(self, "_items", None)  # absent when __init__ raised

@@ -59,6 +59,8 @@ class Stats(Record):
     """Counter: items dropped by skip()."""
     items_dropped: int
     """Counter: puts that found no room and were dropped by on_full="drop"."""
+    items_duplicate: int
+    """Counter: puts with a key that had been accepted before, which put nothing."""
     items_settled: int
     """Counter: acked, skipped, lost and gaps together."""
     bytes_settled: int
@@ -118,7 +120,8 @@ class Stats(Record):
     kept_segments: int
     """Gauge: segment files kept for reuse."""
     disk_bytes: int
-    """Gauge: bytes of all files of the queue: segments, control, cursor and meta."""
+    """Gauge: bytes of all files of the queue: segments, control, cursor, keys and
+    meta."""
     capacity_bytes: int
     """Gauge: bytes of frames that there is room for: max_bytes, or what max_segments segments of
     segment_size hold. Not the option capacity, which counts items; and an item larger than a
@@ -131,6 +134,11 @@ class Stats(Record):
     """Counter: segment files unlinked."""
     unreclaimed: int
     """Gauge: files whose removal failed; it is tried again."""
+    keys_remembered: int
+    """Gauge: keys that a put is compared with, at most key_window."""
+    keys_damaged: int
+    """Gauge: remembered keys that the last recovery could not read: their next puts are accepted
+    once more."""
     sync_duration_seconds: Histogram
     """How long flushes took."""
     cursor_writes: int
@@ -246,6 +254,7 @@ _RENAMED = {
     "leases_expired": "expired_leases",
     "items_skipped": "skipped_items",
     "items_dropped": "dropped_items",
+    "items_duplicate": "duplicate_items",
     "items_settled": "settled_items",
     "bytes_settled": "settled_bytes",
     "claim_gaps": "gap_items",

@@ -75,6 +75,7 @@ class AsyncQueue(Generic[T]):
             timeout: float | None = None,
             *,
             headers: Mapping[str, str] | None = None,
+            key: bytes | str | None = None,
         ) -> int: ...
         @overload
         async def put(
@@ -83,6 +84,7 @@ class AsyncQueue(Generic[T]):
             timeout: float | None = None,
             *,
             headers: Mapping[str, str] | None = None,
+            key: bytes | str | None = None,
         ) -> int: ...
 
     async def put(
@@ -91,6 +93,7 @@ class AsyncQueue(Generic[T]):
         timeout: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
     ) -> int:
         """Put one item, wait for what the durability policy promises, return its seq.
 
@@ -109,11 +112,11 @@ class AsyncQueue(Generic[T]):
         body: Any = item if encode is None else encode(item)
         claimed = None
         if not self._line.locked():  # else it would overtake
-            claimed = self.queue._claim(body, headers, None)
+            claimed = self.queue._claim(body, headers, None, key)
         if claimed is None:
 
             def claim(left: float) -> tuple[int, int | None]:
-                return self.queue._claim(body, headers, left)
+                return self.queue._claim(body, headers, left, key)
 
             claimed = await self._in_line(deadline, claim)
         seq, ticket = claimed
@@ -125,19 +128,35 @@ class AsyncQueue(Generic[T]):
 
         @overload
         def put_nowait(
-            self: AsyncQueue[bytes], item: Buffer, *, headers: Mapping[str, str] | None = None
+            self: AsyncQueue[bytes],
+            item: Buffer,
+            *,
+            headers: Mapping[str, str] | None = None,
+            key: bytes | str | None = None,
         ) -> int: ...
         @overload
-        def put_nowait(self, item: T, *, headers: Mapping[str, str] | None = None) -> int: ...
+        def put_nowait(
+            self,
+            item: T,
+            *,
+            headers: Mapping[str, str] | None = None,
+            key: bytes | str | None = None,
+        ) -> int: ...
 
-    def put_nowait(self, item: Any, *, headers: Mapping[str, str] | None = None) -> int:
+    def put_nowait(
+        self,
+        item: Any,
+        *,
+        headers: Mapping[str, str] | None = None,
+        key: bytes | str | None = None,
+    ) -> int:
         """`Queue.put_nowait`: no wait for room, and no task switch.
 
         Under sync and group it holds up the loop for the time of a flush; `await put(item, 0)`
         does not.
         """
         self._threads.check_process()
-        return self.queue.put_nowait(item, headers=headers)
+        return self.queue.put_nowait(item, headers=headers, key=key)
 
     if TYPE_CHECKING:
 

@@ -225,6 +225,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "ack_window": (whole, "seqs above the floor in which acks are remembered"),
     "ack_linger": (duration, "time after which acks are durable"),
     "max_members": (whole, "entries of the member table"),
+    "key_window": (_or_none(whole), "how many items put with a key are remembered"),
     "retain": (duration, "how long acked segments are kept"),
     "lease_timeout": (_or_none(duration), "time after which an item in hand is ready again"),
     "max_attempts": (_or_none(whole), "hand-outs after which an item is a dead letter"),

@@ -36,6 +36,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=common.duration,
         help="how long to wait for room (default: for ever)",
     )
+    parser.add_argument(
+        "--key-from",
+        metavar="WHAT",
+        help="put each key once: what stands in a line before WHAT (\\t is a tab), or with --jsonl "
+        "the field WHAT, as in headers.order; needs a queue with key_window",
+    )
+    parser.add_argument("--key", metavar="K", help="with --file: its key")
     parser.add_argument("--print-seq", action="store_true", help="print the seq of each item")
 
 
@@ -62,50 +69,58 @@ class _Putter:
 
     def put(self, entries: list[records.Entry]) -> None:
         """Puts all of them; under "drop" those without room are counted instead."""
-        plain: list[bytes] = []
+        plain: list[records.Entry] = []
         for entry in entries:
             if entry.headers is None and not self._headers:
-                plain.append(entry.body)
+                plain.append(entry)
                 continue
             self._put_plain(plain)
             plain = []
-            self._put_one(entry.body, {**self._headers, **(entry.headers or {})})
+            self._put_one(entry, {**self._headers, **(entry.headers or {})})
         self._put_plain(plain)
 
-    def _put_plain(self, bodies: list[bytes]) -> None:
+    def _put_together(self, entries: list[records.Entry]) -> list[Sequence[int]]:
+        bodies = [entry.body for entry in entries]
+        wait = self._block and not self._drop
+        if entries[0].key is None:
+            return [*self._queue.put_many(bodies, atomic=False, block=wait, timeout=self._timeout)]
+        keys = [entry.key for entry in entries]
+        return [
+            self._queue.put_many(bodies, atomic=False, block=wait, timeout=self._timeout, keys=keys)
+        ]
+
+    def _put_plain(self, entries: list[records.Entry]) -> None:
         from mpqueue.exceptions import Full
 
-        rest = bodies
-        if len(bodies) > 1:
-            wait = self._block and not self._drop
+        rest = entries
+        if len(entries) > 1:
             try:
-                ranges = self._queue.put_many(
-                    bodies, atomic=False, block=wait, timeout=self._timeout
-                )
+                ranges = self._put_together(entries)
             except BaseException as error:
                 accepted = getattr(error, "accepted", 0)
                 self.accepted += accepted
                 if not (self._drop and isinstance(error, Full)):
                     raise
-                rest = bodies[accepted:]
+                rest = entries[accepted:]
             else:
                 for seqs in ranges:
                     self._done(seqs)
                 return
-        for body in rest:
-            self._put_one(body, None)
+        for entry in rest:
+            self._put_one(entry, None)
 
-    def _put_one(self, body: bytes, headers: dict[str, str] | None) -> None:
+    def _put_one(self, entry: records.Entry, headers: dict[str, str] | None) -> None:
         problem = records.headers_problem(headers) if headers else ""
         if problem:
             raise common.UsageError(problem)
         try:
             seq = self._queue.put(
-                body,
+                entry.body,
                 self._block,
                 self._timeout,
                 on_full="drop" if self._drop else "raise",
                 headers=headers,
+                key=entry.key,
             )
         except BaseException as error:
             self.accepted += getattr(error, "accepted", 0)
@@ -129,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     exists = os.path.exists(os.path.join(args.path, "meta"))
     options = {} if exists else common.environment_options()
     headers = _headers(args.header)
+    key_from, key = _keys(args)
     with common.make_queue(args.path, options, _codec(args, exists, options)) as queue:
         if not exists:
             common.say(f"{queue.path}: there was no queue, made one")
@@ -137,9 +153,11 @@ def run(args: argparse.Namespace) -> int:
         try:
             if args.file is not None:
                 with open(args.file, "rb") as file:
-                    putter.put([records.Entry(file.read(most + 1), None)])
+                    putter.put([records.Entry(file.read(most + 1), None, key)])
             else:
-                for entries in records.read_batches(sys.stdin.fileno(), args.format, most):
+                for entries in records.read_batches(
+                    sys.stdin.fileno(), args.format, most, key_from
+                ):
                     putter.put(entries)
         except BaseException:
             common.say(f"{putter.put_before()} items were put before this")
@@ -176,6 +194,24 @@ def _headers(texts: Sequence[str]) -> dict[str, str]:
     if problem:
         raise common.UsageError(f"--header: {problem}")
     return headers
+
+
+def _keys(args: argparse.Namespace) -> tuple[str | None, bytes | None]:
+    if args.key is not None and args.file is None:
+        raise common.UsageError("--key is for --file; items of the input have --key-from")
+    if args.key_from is not None and (args.file is not None or args.format == "u32"):
+        raise common.UsageError("--key-from is for lines, --null and --jsonl")
+    if args.key_from == "":
+        raise common.UsageError("--key-from is empty: it ends the key, or is the name of a field")
+    key = None if args.key is None else os.fsencode(args.key)
+    if key is not None and not 1 <= len(key) <= records.KEY_MAX:
+        raise common.UsageError(
+            f"--key has {len(key)} bytes: 1 to {records.KEY_MAX:,} are possible"
+        )
+    key_from = args.key_from
+    if key_from is not None and args.format != "jsonl":
+        key_from = key_from.replace("\\t", "\t")
+    return key_from, key
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from mpqueue.cli.common import UsageError
 CHUNK = 1 << 20
 FRAME_MAX = 1 << 31
 HEADERS_MAX = 65528
+KEY_MAX = 1024
 
 
 class Entry(NamedTuple):
@@ -22,6 +23,7 @@ class Entry(NamedTuple):
 
     body: bytes
     headers: Mapping[str, str] | None
+    key: bytes | None = None
 
 
 def add_format(parser: argparse.ArgumentParser, default: str, formats: tuple[str, ...]) -> None:
@@ -48,10 +50,13 @@ def add_format(parser: argparse.ArgumentParser, default: str, formats: tuple[str
     parser.set_defaults(format=default)
 
 
-def read_batches(descriptor: int, form: str, most: int = FRAME_MAX) -> Iterator[list[Entry]]:
+def read_batches(
+    descriptor: int, form: str, most: int = FRAME_MAX, key_from: str | None = None
+) -> Iterator[list[Entry]]:
     """Entries as they arrive: all that one read brought, so that a lone line never waits.
 
     `most`: bytes of the largest item that can be put; input without end is not kept in memory.
+    `key_from`: what ends the key at the beginning of a line; of JSON lines the field that is it.
     Raises UsageError for input that is not in the format, OSError.
     """
     if form == "u32":
@@ -62,15 +67,18 @@ def read_batches(descriptor: int, form: str, most: int = FRAME_MAX) -> Iterator[
     # A byte of a body takes up to 6 bytes of JSON; headers come on top.
     longest = most if form != "jsonl" else 6 * most + 16 * HEADERS_MAX
     for parts in _read_split(descriptor, separator, longest):
-        if form != "jsonl":
+        if form != "jsonl" and key_from is None:
             yield [Entry(part, None) for part in parts]
             continue
         entries = []
         for part in parts:
             number += 1
             try:
-                if part.strip():
-                    entries.append(_from_json(part, number))
+                if form != "jsonl":
+                    assert key_from is not None
+                    entries.append(Entry(part, None, _prefix(part, key_from, number)))
+                elif part.strip():
+                    entries.append(_from_json(part, number, key_from))
             except UsageError:
                 yield entries  # what was good before it is put all the same
                 raise
@@ -122,7 +130,34 @@ def _read_frames(descriptor: int, most: int) -> Iterator[list[Entry]]:
         raise UsageError("the input ends inside a frame; the items before it were put")
 
 
-def _from_json(line: bytes, number: int) -> Entry:
+def _prefix(part: bytes, separator: str, number: int) -> bytes:
+    key, found, _ = part.partition(os.fsencode(separator))
+    if not found:
+        raise _refused(number, f"has no {separator!r} behind a key")
+    return _key(key, number)
+
+
+def _field(value: Mapping[str, Any], path: str, number: int) -> bytes:
+    found: Any = value
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = str(found)
+    if not isinstance(found, str):
+        raise _refused(number, f"has no field {path!r} with a text or a whole number as its key")
+    try:
+        return _key(found.encode(), number)
+    except UnicodeEncodeError:
+        raise _refused(number, f"has a field {path!r} that is no valid text") from None
+
+
+def _key(key: bytes, number: int) -> bytes:
+    if not 1 <= len(key) <= KEY_MAX:
+        raise _refused(number, f"has a key of {len(key)} bytes: 1 to {KEY_MAX:,} are possible")
+    return key
+
+
+def _from_json(line: bytes, number: int, key_from: str | None) -> Entry:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -133,7 +168,8 @@ def _from_json(line: bytes, number: int) -> Entry:
     problem = headers_problem(headers) if headers is not None else ""
     if problem:
         raise _refused(number, f"cannot be put: {problem}")
-    return Entry(_body(value, number), headers or None)
+    key = None if key_from is None else _field(value, key_from, number)
+    return Entry(_body(value, number), headers or None, key)
 
 
 def _body(value: Mapping[str, Any], number: int) -> bytes:

@@ -182,7 +182,8 @@ static int remove_ours(void *argument, const char *name)
     uint64_t generation;
     if (mpq_segment_parse(name, &generation) || strncmp(name, "preparing-", 10) == 0 ||
         strncmp(name, "making-", 7) == 0 || strcmp(name, "control") == 0 ||
-        strcmp(name, "control-new") == 0 || strcmp(name, "cursor") == 0)
+        strcmp(name, "control-new") == 0 || strcmp(name, "cursor") == 0 ||
+        strcmp(name, "keys") == 0 || strcmp(name, "keys-new") == 0)
         (void)shelf->io->unlink(shelf->io, shelf->dirfd, name);
     return 0;
 }

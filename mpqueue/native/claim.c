@@ -291,9 +291,9 @@ static bool map_missing(struct mpq_queue *queue, uint64_t generation, struct mpq
 
 /* A ring may be full of segments that were prepared ahead and are too small for a large item: they
  * are passed without an item (`stuck`), or it would wait for ever for somebody's small one. */
-mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
-                     const struct mpq_lock_wait *wait, struct mpq_guard *guard,
-                     struct mpq_claim *claim, struct mpq_error *error)
+mpq_status mpq_claim_keyed(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                           const struct mpq_lock_wait *wait, struct mpq_guard *guard,
+                           struct mpq_claim *claim, struct mpq_error *error)
 {
     struct mpq_control *control = queue->control;
     uint64_t bytes;
@@ -316,9 +316,12 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
         }
         status = refused(queue, error);
         if (status == MPQ_OK) {
-            status = mpq_tail_read_proved(control, &tail)
-                         ? room_left(queue, &tail, count, bytes, error)
-                         : mpq_overwritten(queue, error);
+            if (!mpq_tail_read_proved(control, &tail))
+                status = mpq_overwritten(queue, error);
+            else if (MPQ_UNLIKELY(claim->keyed != NULL))
+                status = mpq_keys_meet(queue, claim);
+            if (status == MPQ_OK)
+                status = room_left(queue, &tail, count, bytes, error);
             if (status == MPQ_FULL)
                 claim->need = MPQ_NEED_ROOM;
         }
@@ -358,12 +361,22 @@ mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, u
         guard->claimed_state = MPQ_STATE(queue->incarnation, MPQ_CLAIMED);
         guard->claimed_count = count;
         guard->claimed = (_Atomic uint64_t *)(void *)(claim->segment->base + claim->offset);
+        if (MPQ_UNLIKELY(claim->keyed != NULL))
+            mpq_keys_add(queue, claim);
         mpq_lock_release(queue);
         claim->past_half = claim->offset + bytes > claim->segment->bytes / 2;
         return MPQ_OK;
     }
     claim->need = MPQ_NEED_LOCK;
     return MPQ_AGAIN;
+}
+
+mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                     const struct mpq_lock_wait *wait, struct mpq_guard *guard,
+                     struct mpq_claim *claim, struct mpq_error *error)
+{
+    claim->keyed = NULL;
+    return mpq_claim_keyed(queue, items, count, wait, guard, claim, error);
 }
 
 void mpq_claim_write(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,

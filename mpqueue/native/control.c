@@ -15,24 +15,25 @@ static uint64_t align_page(uint64_t bytes)
 }
 
 struct offsets {
-    uint64_t members, ring, window, attempts, total;
+    uint64_t members, ring, window, attempts, keys, total;
 };
 
-static struct offsets offsets_of(uint32_t max_members, uint32_t ack_window)
+static struct offsets offsets_of(const struct mpq_options *options)
 {
+    const uint64_t ack_window = options->ack_window;
     struct offsets at;
     at.members = MPQ_CONTROL_MEMBERS;
-    at.ring = align_page(at.members + (uint64_t)max_members * sizeof(struct mpq_member));
+    at.ring = align_page(at.members + options->max_members * sizeof(struct mpq_member));
     at.window = align_page(at.ring + (uint64_t)MPQ_RING * sizeof(struct mpq_ring_entry));
-    at.attempts =
-        align_page(at.window + (uint64_t)ack_window / 32 * sizeof(struct mpq_window_word));
-    at.total = align_page(at.attempts + (uint64_t)ack_window * 8);
+    at.attempts = align_page(at.window + ack_window / 32 * sizeof(struct mpq_window_word));
+    at.keys = align_page(at.attempts + ack_window * 8);
+    at.total = align_page(at.keys + mpq_keys_bytes(options));
     return at;
 }
 
 uint64_t mpq_control_bytes(const struct mpq_options *options)
 {
-    return offsets_of(options->max_members, options->ack_window).total;
+    return offsets_of(options).total;
 }
 
 void mpq_config_store(struct mpq_control *control, const struct mpq_options *options)
@@ -61,7 +62,7 @@ mpq_status mpq_control_make(struct mpq_queue *queue, const struct mpq_meta_slot 
 {
     mpq_io *io = queue->io;
     const struct mpq_options *options = &meta->options;
-    const struct offsets at = offsets_of(options->max_members, options->ack_window);
+    const struct offsets at = offsets_of(options);
     (void)io->unlink(io, queue->dirfd, "control-new");
     int fd = io->open(io, queue->dirfd, "control-new", O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
@@ -121,11 +122,12 @@ mpq_status mpq_control_map(struct mpq_queue *queue, int fd, uint64_t bytes, stru
     queue->control_bytes = bytes;
     /* Where things lie follows from meta: whatever is stored over control, no index, length or
      * bound of a loop comes from it. */
-    const struct offsets at = offsets_of(queue->created.max_members, queue->created.ack_window);
+    const struct offsets at = offsets_of(&queue->created);
     queue->members = (void *)(base + at.members);
     queue->ring = (void *)(base + at.ring);
     queue->window = (void *)(base + at.window);
     queue->attempts = (void *)(base + at.attempts);
+    queue->keys = queue->created.key_window != 0 ? (void *)(base + at.keys) : NULL;
     queue->window_words = queue->created.ack_window / 32;
     const uint64_t window = queue->created.ack_window;
     queue->window_mask = (window & (window - 1)) == 0 ? window - 1 : 0;

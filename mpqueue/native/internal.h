@@ -25,7 +25,6 @@
 #define MPQ_SLICE_NS (100 * MPQ_MS) /* no sleep is longer */
 #define MPQ_LOCK_WARN_NS 10000000000ULL /* a longer wait for the header lock is worth a warning */
 #define MPQ_MAPS 256u /* mappings a handle keeps, by generation modulo this */
-#define MPQ_BATCH_MAX 4096u
 #define MPQ_TICKET_OWN UINT64_MAX /* put_flush: a flush of its own, whatever others do */
 
 static inline uint64_t mpq_min64(uint64_t a, uint64_t b)
@@ -138,6 +137,7 @@ struct mpq_queue {
     struct mpq_ring_entry *ring;
     struct mpq_window_word *window;
     _Atomic uint64_t *attempts;
+    struct mpq_key_ring *keys; /* NULL without key_window */
     uint32_t window_words;
     uint64_t window_mask; /* ack_window - 1 where that is a power of two, else 0 */
     uint64_t segment_size;
@@ -432,8 +432,17 @@ static inline bool mpq_ring_ready(const struct mpq_queue *queue, uint64_t genera
 #define MPQ_RING_DAMAGED 1ULL /* bit of ring entry bytes: never reuse the file */
 
 /* ---- claim.c */
-enum mpq_need { MPQ_NEED_NOTHING, MPQ_NEED_LOCK, MPQ_NEED_SEGMENT, MPQ_NEED_MARK, MPQ_NEED_ROOM };
+enum mpq_need {
+    MPQ_NEED_NOTHING,
+    MPQ_NEED_LOCK,
+    MPQ_NEED_SEGMENT,
+    MPQ_NEED_MARK,
+    MPQ_NEED_ROOM,
+    MPQ_NEED_KEY, /* see mpq_keys_wait */
+    MPQ_NEED_FEWER /* keyed->fresh is less than what was given */
+};
 struct mpq_claim {
+    struct mpq_keyed *keyed; /* NULL: keys play no part */
     struct mpq_segment *segment;
     uint64_t offset;
     uint64_t first_seq;
@@ -448,6 +457,10 @@ struct mpq_claim {
 mpq_status mpq_claim(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
                      const struct mpq_lock_wait *wait, struct mpq_guard *guard,
                      struct mpq_claim *claim, struct mpq_error *error);
+/* The same with claim->keyed as the caller set it: the items are its fresh ones. */
+mpq_status mpq_claim_keyed(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                           const struct mpq_lock_wait *wait, struct mpq_guard *guard,
+                           struct mpq_claim *claim, struct mpq_error *error);
 /* Makes pages behind a claim ready for the next ones; outside the lock. */
 void mpq_touch_ahead(struct mpq_queue *queue, const struct mpq_claim *claim);
 void mpq_claim_write(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
@@ -455,6 +468,48 @@ void mpq_claim_write(struct mpq_queue *queue, const struct mpq_item_in *items, u
 mpq_status mpq_claim_publish(struct mpq_queue *queue, const struct mpq_item_in *items,
                              uint32_t count, const struct mpq_claim *claim,
                              struct mpq_error *error);
+
+/* ---- once.c */
+/* Under the header lock. MPQ_OK: none of keyed->fresh has been accepted. MPQ_AGAIN: see need. */
+mpq_status mpq_keys_meet(struct mpq_queue *queue, struct mpq_claim *claim);
+/* Under the header lock, after the claim's flip and before its publication. */
+void mpq_keys_add(struct mpq_queue *queue, const struct mpq_claim *claim);
+/* Remembers one more; under the header lock or alone. */
+void mpq_keys_append(struct mpq_queue *queue, const uint64_t hash[2], uint64_t seq,
+                     uint64_t position);
+/* Nothing held: does what mpq_keys_meet could not, and sleeps at most one slice. */
+mpq_status mpq_keys_wait(struct mpq_queue *queue, struct mpq_keyed *keyed,
+                         const struct mpq_call *call, struct mpq_error *error);
+/* The claim of seq is a gap, about to be settled. */
+void mpq_keys_void(struct mpq_queue *queue, uint64_t seq);
+void mpq_count_duplicates(struct mpq_queue *queue, const struct mpq_keyed *keyed);
+uint64_t mpq_keys_bytes(const struct mpq_options *options);
+static inline _Atomic uint64_t *mpq_key_buckets(const struct mpq_queue *queue)
+{
+    return (_Atomic uint64_t *)(void *)(queue->keys + 1);
+}
+/* A power of two above the window. */
+static inline uint64_t mpq_key_bucket_count(uint32_t window)
+{
+    return window == 0 ? 0 : 1ULL << (64 - __builtin_clzll(window));
+}
+static inline struct mpq_key_slot *mpq_key_at(const struct mpq_queue *queue, uint64_t number)
+{
+    const uint32_t window = queue->created.key_window;
+    uint8_t *slots = (uint8_t *)(queue->keys + 1) + mpq_key_bucket_count(window) * 8;
+    return (struct mpq_key_slot *)(void *)slots + number % MPQ_KEY_SLOTS(window);
+}
+void mpq_siphash128(const uint64_t secret[2], const uint8_t *data, size_t length, uint64_t hash[2]);
+void mpq_key_hash(const struct mpq_queue *queue, const uint8_t *key, size_t length,
+                  uint64_t hash[2]);
+/* ---- once_file.c */
+/* The file has every remembered key below the floor. The consumer, or the range is held. */
+mpq_status mpq_keys_save(struct mpq_queue *queue, struct mpq_error *error);
+struct rebuild;
+struct mpq_generations;
+/* From the file and the frames; then a new file. */
+mpq_status mpq_keys_rebuild(struct rebuild *r, const struct mpq_generations *found,
+                            struct mpq_error *error);
 
 /* ---- flush.c */
 /* The one act of flushing: number, snapshot, msync, done, watermark, wake. Nothing held. */

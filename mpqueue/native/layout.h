@@ -10,6 +10,7 @@
  * mmap'd. cursor                   two cursor slots of mpq_cursor_slot_bytes(ack_window). What was
  * acked. segment-<generation>     12 decimal digits. Static headers, roll records, frames. corrupt/
  * damaged bytes, saved before their extent is reused.
+ *     keys                     only with key_window: remembered keys whose frames may be gone.
  *
  * Hashes are XXH64. A frame's seed mixes hash seed, generation and file offset (MPQ_SEED_*), so
  * that a stale, foreign, misplaced or imitated frame does not validate.
@@ -91,7 +92,8 @@ _Static_assert(offsetof(struct mpq_frame, header_hash) == 32, "hashed bytes are 
 #define MPQ_EXT_NOT_BEFORE 1u /* u64 wall clock ns */
 #define MPQ_EXT_ATTEMPTS 2u /* u32 */
 #define MPQ_EXT_ORIGIN 3u /* u8 uuid[16], u64 epoch, u64 seq */
-#define MPQ_EXT_KEY 4u /* producer key, bytes */
+#define MPQ_EXT_KEY 4u /* producer key, 1 .. MPQ_KEY_MAX bytes */
+#define MPQ_KEY_MAX 1024u
 #define MPQ_EXT_HEADERS 5u /* repeated {u16 key_length, u16 value_length, key, value}, UTF-8 */
 #define MPQ_EXT_CONTENT_TYPE 6u /* UTF-8 */
 #define MPQ_EXT_CODEC 7u /* u32 codec id, u32 key id */
@@ -172,7 +174,7 @@ struct mpq_options { /* 0 means "none" where an option can be absent */
     uint32_t backoff_count;
     uint64_t backoff_ns[MPQ_BACKOFF_MAX];
     uint32_t file_mode; /* of files; the directory gets the matching x bits */
-    uint32_t reserved0;
+    uint32_t key_window; /* keyed items that are remembered, 0 .. 2^22; fixed at creation */
     char codec[32]; /* content codec of the queue, NUL padded; "" = bytes */
     uint64_t reserved[16];
 };
@@ -220,6 +222,7 @@ _Static_assert(offsetof(struct mpq_meta_slot, keys_count) == 2048, "keys lie at 
 #define MPQ_STAGE_CURSOR 2u
 #define MPQ_STAGE_META 3u
 #define MPQ_STAGE_DIRECTORY 4u
+#define MPQ_STAGE_KEYS 5u
 
 /* ---- cursor ---------------------------------------------------------------------------------- */
 
@@ -282,6 +285,38 @@ struct mpq_cursor_slot {
     uint64_t hash; /* of the whole slot with this field zero, seeded with the hash seed */
 };
 _Static_assert(sizeof(struct mpq_cursor_slot) == MPQ_CURSOR_HEADER, "cursor header is 512 bytes");
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+#define MPQ_BATCH_MAX 4096u /* items of one claim */
+
+/* Slots of the ring of keys, in control and in the file; slot = key number modulo this. More than
+ * key_window: what a claim stores never overwrites what is remembered. */
+#define MPQ_KEY_SLOTS(window) ((uint64_t)(window) + MPQ_BATCH_MAX)
+
+struct mpq_key_saved { /* the file: MPQ_KEY_SLOTS of them. All zero: none. Each stands for itself */
+    uint64_t hash[2]; /* SipHash-2-4-128 of the key, keyed with hash seed and uuid */
+    uint64_t seq; /* of the item that was accepted with it */
+    uint64_t check; /* of the bytes before it, seeded with hash seed + slot * SEED_OFFSET */
+};
+_Static_assert(sizeof(struct mpq_key_saved) == 32, "never torn by a sector");
+
+struct mpq_key_slot { /* in control; numbers of keys grow from 1 in the order of their seqs */
+    _Atomic uint64_t hash[2];
+    _Atomic uint64_t seq;
+    _Atomic uint64_t position; /* of its claim's first frame, or MPQ_KEY_* */
+    _Atomic uint64_t previous; /* number of the key met before it in its bucket, 0 = none */
+};
+#define MPQ_KEY_PROVED 0u /* position: accepted for sure, and durable */
+#define MPQ_KEY_VOID UINT64_MAX /* position: its claim became a gap */
+
+struct mpq_key_ring { /* the end of control, only with key_window; buckets and slots follow */
+    _Atomic uint64_t count; /* number of the newest key */
+    _Atomic uint64_t saved; /* keys up to this number are in the file, as far as they hold */
+    _Atomic uint64_t damaged; /* entries of the file that did not hold at the last rebuild */
+    _Atomic uint64_t reserved[13];
+};
+_Static_assert(sizeof(struct mpq_key_ring) == 128, "one line");
 
 /* ---- control --------------------------------------------------------------------------------- */
 
@@ -355,7 +390,8 @@ struct mpq_member { /* for people; nothing depends on it. Counters have one writ
     _Atomic uint64_t flush_histogram[MPQ_HISTOGRAM];
     _Atomic uint64_t dropped_items;
     _Atomic uint64_t flushed_bytes; /* of enqueued_bytes: covered by a finished flush */
-    _Atomic uint64_t reserved[10];
+    _Atomic uint64_t duplicate_items; /* keyed puts of what had been accepted before */
+    _Atomic uint64_t reserved[9];
 };
 _Static_assert(sizeof(struct mpq_member) == 384, "member entry is three lines");
 

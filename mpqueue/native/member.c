@@ -211,7 +211,8 @@ bool mpq_dead(struct mpq_queue *queue, uint64_t incarnation)
 
 #define COUNTERS                                                                                   \
     X(enqueued_items)                                                                              \
-    X(enqueued_bytes) X(full) X(waits) X(lock_waits) X(flushes) X(flush_ns) X(dropped_items)
+    X(enqueued_bytes)                                                                              \
+    X(full) X(waits) X(lock_waits) X(flushes) X(flush_ns) X(dropped_items) X(duplicate_items)
 
 static void fold(struct mpq_control *control, struct mpq_member *member)
 {

@@ -196,7 +196,7 @@ mpq_status mpq_poisoned(struct mpq_queue *queue, struct mpq_error *error)
     mpq_status status = mpq_control_ours(queue, error);
     if (status != MPQ_OK)
         return status;
-    static const char *const stages[] = {"?", "segment", "cursor", "meta", "directory"};
+    static const char *const stages[] = {"?", "segment", "cursor", "meta", "directory", "keys"};
     uint32_t stage = mpq_load(queue->control->poison_stage);
     int failed = (int)mpq_load(queue->control->poison_errno);
     mpq_fail(
@@ -204,7 +204,7 @@ mpq_status mpq_poisoned(struct mpq_queue *queue, struct mpq_error *error)
         "%s: a flush of its %s failed earlier (%s), so nothing more is accepted; reading goes on. "
         "Close every process that has it open and open it again: that proves or repairs what is "
         "on the disk",
-        queue->path, stages[stage <= MPQ_STAGE_DIRECTORY ? stage : 0], strerror(failed));
+        queue->path, stages[stage <= MPQ_STAGE_KEYS ? stage : 0], strerror(failed));
     if (error != NULL)
         error->os_errno = failed;
     return MPQ_POISONED;

@@ -11,9 +11,9 @@ struct signature {
 };
 
 static const struct signature signatures[SIGNATURES] = {
-    [SIGNATURE_PUT] = {"put", 1, 3, 5, {"item", "block", "timeout", "on_full", "headers"}},
-    [SIGNATURE_PUT_NOWAIT] = {"put_nowait", 1, 1, 3, {"item", "on_full", "headers"}},
-    [SIGNATURE_PUT_MANY] = {"put_many", 1, 1, 4, {"items", "atomic", "block", "timeout"}},
+    [SIGNATURE_PUT] = {"put", 1, 3, 6, {"item", "block", "timeout", "on_full", "headers", "key"}},
+    [SIGNATURE_PUT_NOWAIT] = {"put_nowait", 1, 1, 4, {"item", "on_full", "headers", "key"}},
+    [SIGNATURE_PUT_MANY] = {"put_many", 1, 1, 5, {"items", "atomic", "block", "timeout", "keys"}},
     [SIGNATURE_SEAL] = {"seal", 0, 1, 1, {"undo"}},
     [SIGNATURE_RESERVE] = {"reserve", 0, 1, 1, {"timeout"}},
     [SIGNATURE_RESERVE_MANY] = {"reserve_many", 1, 1, 4, {"n", "max_bytes", "linger", "timeout"}},

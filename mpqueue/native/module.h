@@ -174,13 +174,35 @@ PyObject *queue_put_encoded(PyObject *object, PyObject *const *args, Py_ssize_t 
 PyObject *queue_claim(PyObject *object, PyObject *args);
 PyObject *queue_await_flush(PyObject *object, PyObject *number);
 
+/* Waits for what the policy promises. */
+mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct mpq_error *error);
+/* Raises what is set, which did not come from the core, and says by it what went in before. */
+PyObject *accepted_raise(uint64_t accepted);
+struct bundle { /* the items of one put_many */
+    PyObject *objects; /* a tuple; keeps the bytes alive */
+    struct mpq_item_in *in;
+    Py_buffer *views; /* NULL while every object is exact bytes */
+    uint32_t count;
+    uint64_t bytes;
+};
+
+/* ---- module_once.c */
+
+/* Adds a key to an extension, which PyMem_Malloc made, or none; -1 with an exception set. */
+int key_append(PyObject *key, uint8_t **ext, uint16_t *ext_length);
+/* The first part of a put of one item with a key in its extension. may_wait false: a try call. */
+mpq_status keyed_claim(struct queue_object *self, const struct mpq_item_in *in, uint64_t timeout,
+                       bool may_wait, uint64_t *seq, uint64_t *ticket, struct mpq_error *error);
+PyObject *item_get_key(PyObject *item, void *closure);
+/* A list with the seq of every item; not atomic: in as many batches as needed. */
+PyObject *bundle_put_keyed(struct queue_object *self, struct bundle *bundle, PyObject *key_list,
+                           bool atomic, uint64_t timeout);
+
 /* ---- module_headers.c: the user's headers as an extension entry, and back */
 
 /* Allocates *ext with PyMem_Malloc; NULL and 0 for an empty mapping. */
 int headers_encode(PyObject *headers, uint8_t **ext, uint16_t *ext_length);
 PyObject *headers_decode(const uint8_t *ext, size_t ext_length);
-/* The value of the first entry of a type, or NULL. */
-const uint8_t *extension_find(const uint8_t *ext, size_t ext_length, unsigned type, size_t *length);
 
 /* ---- module_keys.c: which keys a queue's items are encrypted with */
 

@@ -105,27 +105,12 @@ failed:
     return -1;
 }
 
-const uint8_t *extension_find(const uint8_t *ext, size_t ext_length, unsigned type, size_t *length)
-{
-    size_t at = 0;
-    while (at + ENTRY_HEADER <= ext_length) {
-        size_t entry = get_u16(ext + at), size = get_u16(ext + at + 2);
-        if (entry == 0 || at + ENTRY_HEADER + size > ext_length)
-            return NULL;
-        if (entry == type) {
-            *length = size;
-            return ext + at + ENTRY_HEADER;
-        }
-        at += (ENTRY_HEADER + size + 7) & ~(size_t)7;
-    }
-    return NULL;
-}
-
 PyObject *headers_decode(const uint8_t *ext, size_t ext_length)
 {
     PyObject *headers = PyDict_New();
     size_t size = 0, at = 0;
-    const uint8_t *value = headers ? extension_find(ext, ext_length, MPQ_EXT_HEADERS, &size) : NULL;
+    const uint8_t *value =
+        headers ? mpq_extension_find(ext, ext_length, MPQ_EXT_HEADERS, &size) : NULL;
     while (value && at + 4 <= size) {
         size_t key_length = get_u16(value + at), value_length = get_u16(value + at + 2);
         if (at + 4 + key_length + value_length > size)

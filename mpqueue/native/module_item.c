@@ -301,8 +301,8 @@ static PyObject *item_get_id(PyObject *object, void *closure)
     if (self->ext) {
         size_t length;
         const uint8_t *origin =
-            extension_find((const uint8_t *)PyBytes_AsString(self->ext),
-                           (size_t)PyBytes_Size(self->ext), MPQ_EXT_ORIGIN, &length);
+            mpq_extension_find((const uint8_t *)PyBytes_AsString(self->ext),
+                               (size_t)PyBytes_Size(self->ext), MPQ_EXT_ORIGIN, &length);
         if (origin && length >= 32) {
             uuid = origin;
             epoch = little_u64(origin + 16);
@@ -443,6 +443,7 @@ static PyGetSetDef item_attributes[] = {
     {"id", item_get_id, NULL, "uuid:epoch:seq, the same in every redelivery and copy.", NULL},
     {"enqueued_at", item_get_enqueued_at, NULL,
      "Wall clock of the first put, seconds; in a burst of puts up to some 10 us old.", NULL},
+    {"key", item_get_key, NULL, "The key that it was put with, as bytes; None without one.", NULL},
     {"headers", item_get_headers, NULL, "A new dict of its headers; {} when there are none.", NULL},
     {"_extension", item_get_extension, NULL, "Extension of its frame, bytes.", NULL},
     {"settled", item_get_settled, NULL, "True once acked, nacked or found stale here.", NULL},

@@ -52,7 +52,7 @@ static int bytes_take(struct state *state, PyObject *object, struct mpq_item_in 
     return 0;
 }
 
-static mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct mpq_error *error)
+mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct mpq_error *error)
 {
     struct waiter waiter;
     waiter_begin(&waiter, self->handle, NULL, FOREVER);
@@ -61,8 +61,7 @@ static mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct 
     return status;
 }
 
-/* Raises what is set, which did not come from the core, and says by it what went in before. */
-static PyObject *accepted_raise(uint64_t accepted)
+PyObject *accepted_raise(uint64_t accepted)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -97,11 +96,13 @@ static mpq_status one_claim(struct queue_object *self, const struct mpq_item_in 
 }
 
 static PyObject *one_put(struct queue_object *self, const struct mpq_item_in *in, uint64_t timeout,
-                         bool drop)
+                         bool drop, bool keyed)
 {
     uint64_t seq, ticket;
     struct mpq_error error;
-    mpq_status status = one_claim(self, in, timeout, &seq, &ticket, &error);
+    mpq_status status = UNLIKELY(keyed)
+                            ? keyed_claim(self, in, timeout, true, &seq, &ticket, &error)
+                            : one_claim(self, in, timeout, &seq, &ticket, &error);
     if (status == MPQ_FLUSH) {
         status = flush_wait(self, ticket, &error);
         if (UNLIKELY(status == MPQ_INTERRUPTED))
@@ -118,7 +119,7 @@ static PyObject *one_put(struct queue_object *self, const struct mpq_item_in *in
 }
 
 static PyObject *object_put(struct queue_object *self, PyObject *object, uint64_t timeout,
-                            bool drop, PyObject *headers)
+                            bool drop, PyObject *headers, PyObject *key)
 {
     struct mpq_item_in in;
     Py_buffer view;
@@ -132,11 +133,14 @@ static PyObject *object_put(struct queue_object *self, PyObject *object, uint64_
             return NULL;
     }
     if (bytes_take(self->state, object, &in, &view) == 0) {
-        if (!headers || headers == Py_None || headers_encode(headers, &ext, &in.ext_length) == 0) {
+        const bool keyed = key && key != Py_None;
+        if ((!headers || headers == Py_None ||
+             headers_encode(headers, &ext, &in.ext_length) == 0) &&
+            (!keyed || key_append(key, &ext, &in.ext_length) == 0)) {
             in.ext = ext;
             /* Asked last: encoders and buffers may run Python, and so may have closed it. */
             if (LIKELY(handle_open(self) != NULL))
-                result = one_put(self, &in, timeout, drop);
+                result = one_put(self, &in, timeout, drop, keyed);
         }
         PyMem_Free(ext);
         if (view.obj)
@@ -168,7 +172,7 @@ PyObject *queue_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, P
 {
     struct queue_object *self = (struct queue_object *)object;
     if (LIKELY(nargs == 1 && !kwnames))
-        return object_put(self, args[0], FOREVER, false, NULL);
+        return object_put(self, args[0], FOREVER, false, NULL, NULL);
     PyObject *given[ARGUMENTS_MAX];
     bool block = true, drop;
     uint64_t timeout;
@@ -176,7 +180,7 @@ PyObject *queue_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, P
         flag_parse(given[1], &block) < 0 || timeout_parse(given[2], &timeout) < 0 ||
         on_full_parse(self->state, given[3], &drop) < 0)
         return NULL;
-    return object_put(self, given[0], block ? timeout : 0, drop, given[4]);
+    return object_put(self, given[0], block ? timeout : 0, drop, given[4], given[5]);
 }
 
 PyObject *queue_put_nowait(PyObject *object, PyObject *const *args, Py_ssize_t nargs,
@@ -184,13 +188,13 @@ PyObject *queue_put_nowait(PyObject *object, PyObject *const *args, Py_ssize_t n
 {
     struct queue_object *self = (struct queue_object *)object;
     if (LIKELY(nargs == 1 && !kwnames))
-        return object_put(self, args[0], 0, false, NULL);
+        return object_put(self, args[0], 0, false, NULL, NULL);
     PyObject *given[ARGUMENTS_MAX];
     bool drop;
     if (arguments_parse(self->state, SIGNATURE_PUT_NOWAIT, args, nargs, kwnames, given) < 0 ||
         on_full_parse(self->state, given[1], &drop) < 0)
         return NULL;
-    return object_put(self, given[0], 0, drop, given[2]);
+    return object_put(self, given[0], 0, drop, given[2], given[3]);
 }
 
 /* ---- in two parts ---------------------------------------------------------------------------- */
@@ -200,8 +204,8 @@ PyObject *queue_put_nowait(PyObject *object, PyObject *const *args, Py_ssize_t n
 PyObject *queue_claim(PyObject *object, PyObject *args)
 {
     struct queue_object *self = (struct queue_object *)object;
-    PyObject *body, *headers, *wait, *result = NULL;
-    if (!PyArg_ParseTuple(args, "OOO:_claim", &body, &headers, &wait))
+    PyObject *body, *headers, *wait, *key = Py_None, *result = NULL;
+    if (!PyArg_ParseTuple(args, "OOO|O:_claim", &body, &headers, &wait, &key))
         return NULL;
     struct mpq_item_in in;
     Py_buffer view;
@@ -210,11 +214,14 @@ PyObject *queue_claim(PyObject *object, PyObject *args)
         return NULL;
     uint8_t *ext = NULL;
     struct mpq_error error;
+    const bool keyed = key != Py_None;
     if ((headers == Py_None || headers_encode(headers, &ext, &in.ext_length) == 0) &&
-        handle_open(self)) {
+        (!keyed || key_append(key, &ext, &in.ext_length) == 0) && handle_open(self)) {
         in.ext = ext;
         mpq_status status = MPQ_AGAIN;
-        if (wait != Py_None)
+        if (keyed)
+            status = keyed_claim(self, &in, timeout, wait != Py_None, &seq, &ticket, &error);
+        else if (wait != Py_None)
             status = one_claim(self, &in, timeout, &seq, &ticket, &error);
         else if (in.length <= GIL_BYTES)
             status = mpq_put_try(self->handle->queue, &in, &seq, &ticket, &error);
@@ -247,14 +254,6 @@ PyObject *queue_await_flush(PyObject *object, PyObject *number)
 }
 
 /* ---- many items ----------------------------------------------------------------------------- */
-
-struct bundle {
-    PyObject *objects; /* a tuple; keeps the bytes alive */
-    struct mpq_item_in *in;
-    Py_buffer *views; /* NULL while every object is exact bytes */
-    uint32_t count;
-    uint64_t bytes;
-};
 
 static void bundle_release(struct bundle *bundle)
 {
@@ -428,7 +427,9 @@ static PyObject *many_put(struct queue_object *self, PyObject *encode, PyObject 
     if (bundle_take(self, given[0], encode, &bundle) == 0 && handle_open(self)) {
         if (!block)
             timeout = 0;
-        if (!atomic)
+        if (given[4] && given[4] != Py_None)
+            result = bundle_put_keyed(self, &bundle, given[4], atomic, timeout);
+        else if (!atomic)
             result = bundle_put_split(self, &bundle, timeout);
         else if (bundle.count == 0)
             result = range_new(0, 0);

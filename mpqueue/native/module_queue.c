@@ -89,6 +89,7 @@ static const struct field option_fields[] = {
     OPTION(ack_window, ACK_WINDOW),
     OPTION(max_members, MAX_MEMBERS),
     OPTION(durability, DURABILITY),
+    OPTION(key_window, KEY_WINDOW),
     OPTION(max_attempts, MAX_ATTEMPTS),
     OPTION(file_mode, MODE),
 };
@@ -299,6 +300,9 @@ static const struct field stats_fields[] = {
     STAT(lost_segments),
     STAT(torn_items),
     STAT(dropped_items),
+    STAT(duplicate_items),
+    STAT(keys_remembered),
+    STAT(keys_damaged),
     STAT(settled_items),
     STAT(settled_bytes),
     STAT(depth),
@@ -693,23 +697,31 @@ static void queue_dealloc(PyObject *object)
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 
 #define PUT_DOC                                                                                    \
-    "put(item, block=True, timeout=None, *, on_full='raise', headers=None) -> int | None\n\n"      \
+    "put(item, block=True, timeout=None, *, on_full='raise', headers=None, key=None)\n"            \
+    " -> int | None\n\n"                                                                           \
     "Append one bytes-like item and return its seq. When it returns, the item is as durable as\n"  \
     "the queue's policy says. Blocks while the queue is full, for at most `timeout` seconds;\n"    \
     "then raises Full, or with on_full='drop' counts the item as dropped and returns None.\n"      \
     "headers: a mapping of str to str that travels with the item.\n"                               \
+    "key: bytes or str, 1 to 1,024 bytes, in a queue with key_window: an item with a key that "    \
+    "was\n"                                                                                        \
+    "accepted before is not put again; the seq of the first one is returned, once it is "          \
+    "durable.\n"                                                                                   \
     "A signal handler that raises while this waits for durability leaves the item in the queue.\n" \
     "Raises Full, Sealed, Closed, TooLarge, NoSpace, Poisoned, FlushFailed (outcome unknown)."
 #define PUT_NOWAIT_DOC                                                                             \
-    "put_nowait(item, *, on_full='raise', headers=None) -> int | None\n\n"                         \
+    "put_nowait(item, *, on_full='raise', headers=None, key=None) -> int | None\n\n"               \
     "put() that never waits for room; it still waits for durability where the policy asks for it."
 #define PUT_MANY_DOC                                                                               \
-    "put_many(items, *, atomic=True, block=True, timeout=None) -> range | list[range]\n\n"         \
+    "put_many(items, *, atomic=True, block=True, timeout=None, keys=None)\n"                       \
+    " -> range | list[range] | list[int]\n\n"                                                      \
     "Append all items with consecutive seqs, all or nothing, with one flush; returns their "       \
     "seqs.\n"                                                                                      \
     "A batch holds at most 4,096 items and half a segment, else TooLarge and nothing is put.\n"    \
     "atomic=False splits into as many batches as needed and returns a list of ranges; its\n"       \
-    "exceptions carry `accepted`, the number of items that went in."
+    "exceptions carry `accepted`, the number of items that went in.\n"                             \
+    "keys: one for each item, or None for an item without one, as in put(); returns a list of "    \
+    "seqs."
 
 static PyMethodDef queue_methods[] = {
     {"put", FAST(queue_put), PUT_DOC},
@@ -719,7 +731,8 @@ static PyMethodDef queue_methods[] = {
     {"put_many", FAST(queue_put_many), PUT_MANY_DOC},
     {"enqueue_bulk", FAST(queue_put_many), PUT_MANY_DOC},
     {"_claim", queue_claim, METH_VARARGS,
-     "_claim(body, headers, timeout, /) -> (seq, ticket) | None\n\nThe first part of a put, of "
+     "_claim(body, headers, timeout, key=None, /) -> (seq, ticket) | None\n\nThe first part of a "
+     "put, of "
      "what is encoded already. A ticket that is not None is for\n_await_flush(). None: it would "
      "have to wait, and timeout was None."},
     {"_await_flush", queue_await_flush, METH_O,

@@ -110,6 +110,7 @@ uint64_t mpq_xxh64(const void *data, size_t bytes, uint64_t seed);
 #define MPQ_GIVEN_BACKOFF (1u << 16)
 #define MPQ_GIVEN_CODEC (1u << 17)
 #define MPQ_GIVEN_MODE (1u << 18)
+#define MPQ_GIVEN_KEY_WINDOW (1u << 19)
 
 void mpq_options_default(struct mpq_options *options);
 /* Range checks; the message names the option and its bounds. MPQ_OK or MPQ_INVALID. */
@@ -151,8 +152,8 @@ bool mpq_is_closed(const struct mpq_queue *queue);
 
 /* Current options (those in control, as `set` left them). */
 void mpq_options_get(struct mpq_queue *queue, struct mpq_options *options);
-/* Changes the given options for all processes, durably. segment_size, ack_window, max_members and
- * codec: MPQ_INVALID. */
+/* Changes the given options for all processes, durably. segment_size, ack_window, max_members,
+ * key_window, mode and codec: MPQ_INVALID. */
 MPQ_CHECKED mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
                                        const struct mpq_options *options,
                                        const struct mpq_call *call, struct mpq_error *error);
@@ -232,6 +233,44 @@ MPQ_CHECKED mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct m
 MPQ_CHECKED mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *items,
                                      uint32_t count, const struct mpq_call *call,
                                      uint64_t *first_seq, uint64_t *ticket,
+                                     struct mpq_error *error);
+/* The value of the first extension entry of a type, or NULL. */
+const uint8_t *mpq_extension_find(const uint8_t *ext, size_t ext_length, unsigned type,
+                                  size_t *length);
+
+struct mpq_key_in { /* of one item of a keyed put */
+    uint64_t hash[2];
+    uint64_t seq; /* of the item itself, or of the first one with its key */
+    uint32_t twin; /* index of the first item of the call with the same key */
+    bool keyed; /* else the item has no key, and is always accepted */
+    bool duplicate;
+};
+struct mpq_keyed { /* a put of items with keys: begin, put, end */
+    const struct mpq_item_in *items;
+    struct mpq_key_in *keys;
+    struct mpq_item_in *fresh; /* the items that are accepted now ... */
+    uint32_t count;
+    uint32_t fresh_count; /* ... and how many they are */
+    uint64_t newest; /* position of the newest item that was met, 0 = all are durable */
+    uint64_t wait_position; /* of a claim in the way that is not settled */
+    uint64_t wait_since_ns, lost_generation;
+    struct mpq_key_in one_key; /* room for a put of one */
+    struct mpq_item_in one_item;
+};
+/* Items carry their keys in their extensions (MPQ_EXT_KEY); those without one are put like any
+ * other. MPQ_INVALID: the queue remembers no keys (option key_window). `items` stay the caller's
+ * until mpq_keyed_end. */
+MPQ_CHECKED mpq_status mpq_keyed_begin(struct mpq_queue *queue, struct mpq_keyed *keyed,
+                                       const struct mpq_item_in *items, uint32_t count,
+                                       struct mpq_error *error);
+void mpq_keyed_end(struct mpq_queue *queue, struct mpq_keyed *keyed);
+/* Items whose key was accepted before, by any process and within the last key_window keyed items,
+ * are left out, and get the seq of the first; the others are put as by mpq_put_batch. Both in one
+ * lock hold. MPQ_FLUSH also when an item that was put before is not durable yet. A claim with one
+ * of the keys that is not settled is waited for: MPQ_LOCK_TIMEOUT when its process does not go on.
+ * call NULL: a try call. */
+MPQ_CHECKED mpq_status mpq_put_keyed(struct mpq_queue *queue, struct mpq_keyed *keyed,
+                                     const struct mpq_call *call, uint64_t *ticket,
                                      struct mpq_error *error);
 /* How many of these items one batch may take now (at least 1 when the first item fits at all). */
 uint32_t mpq_batch_fit(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count);
@@ -392,6 +431,8 @@ struct mpq_stats { /* one consistent-enough snapshot; every field also readable 
     uint64_t expired_leases, dead_items; /* the latter are acked ones */
     uint64_t gap_items, skipped_items, lost_items, lost_bytes, torn_items, dropped_items;
     uint64_t lost_segments;
+    uint64_t duplicate_items; /* keyed puts of what had been accepted before */
+    uint64_t keys_remembered, keys_damaged; /* gauges */
     uint64_t settled_items, settled_bytes;
     uint64_t depth; /* enqueued - settled */
     uint64_t backlog_bytes;

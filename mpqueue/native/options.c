@@ -42,6 +42,7 @@ mpq_status mpq_options_check(const struct mpq_options *o, struct mpq_error *erro
           "ack_window must be a multiple of 64 from 64 to 4194304");
     BOUND(o->max_members >= 1 && o->max_members <= 65536, "max_members must be from 1 to 65536");
     BOUND(o->max_attempts <= 0xFFFF, "max_attempts must be from 1 to 65535, or none");
+    BOUND(o->key_window <= (1u << 22), "key_window must be at most 4194304, or none");
     BOUND(o->backoff_count <= MPQ_BACKOFF_MAX, "backoff takes at most 16 steps");
     BOUND((o->file_mode & ~0777u) == 0 && (o->file_mode & 0600) == 0600,
           "mode must be permission bits with read and write for the owner");
@@ -105,6 +106,7 @@ mpq_status mpq_options_agree(struct mpq_queue *queue, uint32_t given,
         NUMBER(ACK_WINDOW, ack_window, "ack_window", COUNT, true),
         NUMBER(MAX_MEMBERS, max_members, "max_members", COUNT, true),
         NUMBER(MAX_ATTEMPTS, max_attempts, "max_attempts", BOUND, false),
+        NUMBER(KEY_WINDOW, key_window, "key_window", BOUND, true),
         NUMBER(MODE, file_mode, "mode", OCTAL, true),
 #undef NUMBER
     };
@@ -205,12 +207,12 @@ mpq_status mpq_options_set(struct mpq_queue *queue, uint32_t given,
                            struct mpq_error *error)
 {
     const uint32_t fixed = MPQ_GIVEN_SEGMENT_SIZE | MPQ_GIVEN_ACK_WINDOW | MPQ_GIVEN_MAX_MEMBERS |
-                           MPQ_GIVEN_CODEC | MPQ_GIVEN_MODE;
+                           MPQ_GIVEN_CODEC | MPQ_GIVEN_MODE | MPQ_GIVEN_KEY_WINDOW;
     if ((given & fixed) != 0)
         return mpq_fail(
             error, MPQ_INVALID,
-            "%s: segment_size, ack_window, max_members, codec and mode are fixed when a "
-            "queue is made; make another queue",
+            "%s: segment_size, ack_window, max_members, key_window, codec and mode are fixed "
+            "when a queue is made; make another queue",
             queue->path);
     mpq_status status = mpq_enter(queue, call, error);
     if (status != MPQ_OK)

@@ -70,7 +70,7 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
         status = mpq_guard_recover(&guard, queue, error);
     } else {
         MPQ_GUARD_ARM(&guard);
-        status = mpq_claim(queue, items, count, wait, &guard, &once->claim, error);
+        status = mpq_claim_keyed(queue, items, count, wait, &guard, &once->claim, error);
         if (status == MPQ_OK) {
             const uint64_t bytes = frame_bytes(items, count);
             queue->published = true;
@@ -104,6 +104,49 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
     return status;
 }
 
+/* Nothing is left to claim: all of it had been accepted before, but may not be durable yet. */
+static mpq_status known_once(struct mpq_queue *queue, struct once *once, struct mpq_error *error)
+{
+    const struct mpq_keyed *keyed = once->claim.keyed;
+    struct mpq_guard guard;
+    mpq_status status = MPQ_OK;
+    mpq_mutex_lock(&queue->mutex);
+    if (atomic_load(&queue->closing) != 0) {
+        mpq_mutex_unlock(&queue->mutex);
+        return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
+    }
+    mpq_guard_push(&guard);
+    if (sigsetjmp(guard.jump, 0) != 0) {
+        status = mpq_guard_recover(&guard, queue, error);
+    } else {
+        MPQ_GUARD_ARM(&guard);
+        once->claim.first_seq = 0;
+        once->prepare = false;
+        once->ticket = 0;
+        if (keyed->newest != 0)
+            once->ticket = mpq_flush_ticket(queue, mpq_tail_read(queue->control).items);
+        mpq_count_duplicates(queue, keyed);
+        MPQ_GUARD_DROP(&guard);
+    }
+    mpq_mutex_unlock(&queue->mutex);
+    return status;
+}
+
+/* put_once of what is fresh of a keyed put, whose keys tell what that is. */
+static mpq_status keyed_once(struct mpq_queue *queue, struct mpq_keyed *keyed,
+                             const struct mpq_lock_wait *wait, struct once *once,
+                             struct mpq_error *error)
+{
+    mpq_status status;
+    do {
+        once->claim.need = MPQ_NEED_NOTHING;
+        status = keyed->fresh_count == 0
+                     ? known_once(queue, once, error)
+                     : put_once(queue, keyed->fresh, keyed->fresh_count, wait, once, error);
+    } while (status == MPQ_AGAIN && once->claim.need == MPQ_NEED_FEWER);
+    return status;
+}
+
 /* MPQ_FLUSH also when the next segment is to be prepared: that is work outside the lock. */
 static mpq_status accepted(const struct once *once, uint64_t *seq, uint64_t *ticket)
 {
@@ -112,9 +155,9 @@ static mpq_status accepted(const struct once *once, uint64_t *seq, uint64_t *tic
     return once->ticket != 0 || once->prepare ? MPQ_FLUSH : MPQ_OK;
 }
 
-mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *items,
-                             uint32_t count, uint64_t *first_seq, uint64_t *ticket,
-                             struct mpq_error *error)
+static inline mpq_status batch_try(struct mpq_queue *queue, const struct mpq_item_in *items,
+                                   uint32_t count, struct mpq_keyed *keyed, uint64_t *first_seq,
+                                   uint64_t *ticket, struct mpq_error *error)
 {
     if (mpq_forked(queue)) {
         if (atomic_load(&queue->closing) != 0)
@@ -122,10 +165,19 @@ mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *
         return MPQ_AGAIN;
     }
     struct once once;
-    mpq_status status = put_once(queue, items, count, NULL, &once, error);
+    once.claim.keyed = keyed;
+    mpq_status status = keyed != NULL ? keyed_once(queue, keyed, NULL, &once, error)
+                                      : put_once(queue, items, count, NULL, &once, error);
     if (MPQ_LIKELY(status == MPQ_OK))
         return accepted(&once, first_seq, ticket);
     return status;
+}
+
+mpq_status mpq_put_batch_try(struct mpq_queue *queue, const struct mpq_item_in *items,
+                             uint32_t count, uint64_t *first_seq, uint64_t *ticket,
+                             struct mpq_error *error)
+{
+    return batch_try(queue, items, count, NULL, first_seq, ticket, error);
 }
 
 mpq_status mpq_put_try(struct mpq_queue *queue, const struct mpq_item_in *item, uint64_t *seq,
@@ -150,21 +202,23 @@ static mpq_status wait_for_room(struct mpq_queue *queue, const struct mpq_call *
     return status;
 }
 
-mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
-                         const struct mpq_call *call, uint64_t *first_seq, uint64_t *ticket,
-                         struct mpq_error *error)
+static mpq_status batch_put(struct mpq_queue *queue, const struct mpq_item_in *items,
+                            uint32_t count, struct mpq_keyed *keyed, const struct mpq_call *call,
+                            uint64_t *first_seq, uint64_t *ticket, struct mpq_error *error)
 {
     mpq_status status = mpq_enter(queue, call, error);
     if (status != MPQ_OK)
         return status;
     struct mpq_lock_wait wait = {0};
     struct once once;
+    once.claim.keyed = keyed;
     bool counted_full = false;
     for (;;) {
         status = mpq_reenter(queue, call, error);
         if (status != MPQ_OK)
             break;
-        status = put_once(queue, items, count, &wait, &once, error);
+        status = keyed != NULL ? keyed_once(queue, keyed, &wait, &once, error)
+                               : put_once(queue, items, count, &wait, &once, error);
         if (status == MPQ_OK) {
             status = accepted(&once, first_seq, ticket);
             break;
@@ -181,6 +235,8 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
                          ? mpq_mark_raise(queue, tail.next_seq + 2 * MPQ_SEQ_BLOCK,
                                           once.claim.need_generation + 2, call, error)
                          : mpq_overwritten(queue, error);
+        } else if (status == MPQ_AGAIN && once.claim.need == MPQ_NEED_KEY) {
+            status = mpq_keys_wait(queue, keyed, call, error);
         } else if (status == MPQ_AGAIN) {
             status = mpq_lock_sleep(queue, &wait, call, error);
         }
@@ -205,6 +261,30 @@ mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *item
         }
     }
     mpq_exit(queue);
+    return status;
+}
+
+mpq_status mpq_put_batch(struct mpq_queue *queue, const struct mpq_item_in *items, uint32_t count,
+                         const struct mpq_call *call, uint64_t *first_seq, uint64_t *ticket,
+                         struct mpq_error *error)
+{
+    return batch_put(queue, items, count, NULL, call, first_seq, ticket, error);
+}
+
+mpq_status mpq_put_keyed(struct mpq_queue *queue, struct mpq_keyed *keyed,
+                         const struct mpq_call *call, uint64_t *ticket, struct mpq_error *error)
+{
+    uint64_t first_seq;
+    const mpq_status status =
+        call == NULL ? batch_try(queue, NULL, 0, keyed, &first_seq, ticket, error)
+                     : batch_put(queue, NULL, 0, keyed, call, &first_seq, ticket, error);
+    if (status != MPQ_OK && status != MPQ_FLUSH)
+        return status;
+    for (uint32_t i = 0; i < keyed->count; i++)
+        if (keyed->keys[i].twin != i) {
+            keyed->keys[i].seq = keyed->keys[keyed->keys[i].twin].seq;
+            keyed->keys[i].duplicate = true;
+        }
     return status;
 }
 

@@ -230,6 +230,8 @@ mpq_status mpq_rebuild_finish(struct rebuild *r, struct mpq_meta_slot *meta,
     status = mpq_meta_write(queue, meta, error);
     if (status == MPQ_OK)
         status = write_cursor(r, &tail, meta->epoch, error);
+    if (status == MPQ_OK && queue->keys != NULL)
+        status = mpq_keys_rebuild(r, found, error); /* before any frame goes */
     if (status != MPQ_OK)
         return status;
     uint64_t oldest = r->last == 0 ? behind + 1 : behind;

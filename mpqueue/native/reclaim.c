@@ -84,8 +84,10 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
         mpq_min64(consumer->slot_floor_position[0], consumer->slot_floor_position[1]);
     uint64_t oldest = mpq_load(control->oldest_generation);
     bool moved = false;
+    struct mpq_error error;
     while (oldest < MPQ_POSITION_GEN(durable) && !retained(queue, oldest, pressed)) {
-        if (!free_segment(queue, oldest)) {
+        /* With the frames go their keys: those that are remembered are in a file by then. */
+        if (!(moved || mpq_keys_save(queue, &error) == MPQ_OK) || !free_segment(queue, oldest)) {
             mpq_store(control->unreclaimed, MPQ_POSITION_GEN(durable) - oldest);
             break;
         }

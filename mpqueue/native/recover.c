@@ -61,7 +61,8 @@ mpq_status mpq_generations_find(struct mpq_queue *queue, struct mpq_generations 
 static int sweep_name(void *argument, const char *name)
 {
     struct mpq_queue *queue = argument;
-    if (strncmp(name, "preparing-", 10) == 0 || strncmp(name, "making-", 7) == 0)
+    if (strncmp(name, "preparing-", 10) == 0 || strncmp(name, "making-", 7) == 0 ||
+        strcmp(name, "keys-new") == 0)
         (void)queue->io->unlink(queue->io, queue->dirfd, name);
     return 0;
 }
@@ -314,7 +315,10 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     if (active_gone)
         pass_active(queue, found);
     restore_ring(queue, found, oldest);
-    mpq_sweep_segments(queue, found, oldest);
+    /* Where the disk fails, the queue opens poisoned; files stay. */
+    struct mpq_error unsaved;
+    if (mpq_keys_save(queue, &unsaved) == MPQ_OK)
+        mpq_sweep_segments(queue, found, oldest);
     return mpq_visible_is_durable(queue) ? write_again(queue, error) : MPQ_OK;
 }
 

@@ -101,8 +101,11 @@ static enum step settle_gap(struct mpq_consumer *consumer, struct step_out *out)
         (void)mpq_gap_frames(consumer->queue, out->segment, out->offset, &out->seen);
     bool before = mpq_acked(consumer->queue, seq);
     mpq_entry_walked(consumer, seq, consumer->read_position, out->seen.extent, MPQ_ENTRY_SETTLED);
-    if (!before)
+    if (!before) {
+        if (consumer->queue->keys != NULL)
+            mpq_keys_void(consumer->queue, seq);
         mpq_settle(consumer, seq, out->seen.extent, MPQ_SETTLE_GAP);
+    }
     return STEP_ON;
 }
 

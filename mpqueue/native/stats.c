@@ -13,6 +13,7 @@ static void add_member(struct mpq_stats *stats, const struct mpq_member *member)
     stats->flushes += mpq_load(member->flushes);
     stats->flush_ns += mpq_load(member->flush_ns);
     stats->dropped_items += mpq_load(member->dropped_items);
+    stats->duplicate_items += mpq_load(member->duplicate_items);
     for (unsigned i = 0; i < MPQ_HISTOGRAM; i++)
         stats->flush_histogram[i] += mpq_load(member->flush_histogram[i]);
 }
@@ -65,6 +66,9 @@ static void add_segments(struct mpq_queue *queue, struct mpq_stats *stats, uint6
     }
     stats->disk_bytes +=
         2 * MPQ_PAGE + queue->control_bytes + 2 * MPQ_CURSOR_SLOT_BYTES(queue->created.ack_window);
+    if (queue->keys != NULL)
+        stats->disk_bytes +=
+            MPQ_KEY_SLOTS(queue->created.key_window) * sizeof(struct mpq_key_saved);
     stats->capacity_bytes = mpq_load(control->max_bytes);
     if (stats->capacity_bytes == 0)
         stats->capacity_bytes = (uint64_t)(mpq_load(control->max_segments) - 1) *
@@ -163,6 +167,10 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
     stats->corrupt_skipped = mpq_load(control->corrupt_skipped);
     stats->recoveries = mpq_load(control->recoveries);
     stats->recovered_at_most = mpq_load(control->recovered_at_most);
+    if (queue->keys != NULL) {
+        stats->keys_remembered = mpq_min64(mpq_load(queue->keys->count), queue->created.key_window);
+        stats->keys_damaged = mpq_load(queue->keys->damaged);
+    }
     stats->sealed = mpq_load(control->sealed);
     stats->poison_errno = mpq_load(control->poison_errno);
     stats->poison_stage = mpq_load(control->poison_stage);

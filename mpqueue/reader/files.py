@@ -204,6 +204,7 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
         "ack_window": values["ack_window"],
         "ack_linger": values["ack_linger_ns"] / 1e9,
         "max_members": values["max_members"],
+        "key_window": values["key_window"] or None,
         "retain": values["retain_ns"] / 1e9,
         "lease_timeout": values["lease_timeout_ns"] / 1e9 or None,
         "max_attempts": values["max_attempts"] or None,
@@ -211,6 +212,38 @@ def _options(values: Mapping[str, Any]) -> dict[str, Any]:
         "codec": values["codec"].rstrip(b"\0").decode("utf-8", "replace") or "bytes",
         "mode": values["file_mode"],
     }
+
+
+# ---- keys ---------------------------------------------------------------------------------------
+
+
+def check_keys(directory: Path, meta: Meta) -> list[Finding]:
+    """Findings about the file of remembered keys: what fails there may be accepted once more."""
+    size = layout.keys_bytes(int(meta.options["key_window"] or 0))
+    text = "puts of keys that it held may be accepted once more"
+    if not size:
+        return []
+    try:
+        data = read_file(directory / "keys")
+    except FileNotFoundError:
+        return [Finding("warning", "keys", -1, -1, f"is missing: {text}")]
+    if len(data) != size:
+        return [Finding("warning", "keys", -1, -1, f"has {len(data)} bytes, not {size}: {text}")]
+    return [
+        Finding("warning", "keys", offset, -1, f"an entry does not validate: {text}")
+        for offset in range(0, size, layout.KEY_SAVED.size)
+        if not _key_holds(data, offset, meta)
+    ]
+
+
+def _key_holds(data: bytes, offset: int, meta: Meta) -> bool:
+    entry = layout.KEY_SAVED.unpack(data, offset)
+    if not any(data[offset : offset + layout.KEY_SAVED.size]):
+        return True
+    slot = offset // layout.KEY_SAVED.size
+    seed = (meta.hash_seed + slot * layout.SEED_OFFSET) & layout.MASK64
+    held = data[offset : offset + layout.KEY_SAVED.offset("check")]
+    return bool(xxh64(held, seed) == entry["check"])
 
 
 # ---- cursor -------------------------------------------------------------------------------------

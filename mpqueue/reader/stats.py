@@ -19,7 +19,15 @@ from mpqueue.reader.segment import open_segment
 
 _DAMAGED = 1  # bit of a ring entry's bytes: the file is never used again
 _KEPT_MAX = 64
-_SUMMED = ("full", "waits", "lock_waits", "flushes", "flush_ns", "dropped_items")
+_SUMMED = (
+    "full",
+    "waits",
+    "lock_waits",
+    "flushes",
+    "flush_ns",
+    "dropped_items",
+    "duplicate_items",
+)
 _COPIED = (
     "delivered_items",
     "redelivered_items",
@@ -93,7 +101,9 @@ def read_stats(view: Inspection) -> stats.Stats | None:
         **_segments(values, control.raw, tail["position"]),
         **of_members,
         **of_consumer,
+        **_keys(view),
     }
+    numbers["disk_bytes"] += layout.keys_bytes(int(view.meta.options["key_window"] or 0))
     if not of_members["consumer_attached"]:
         numbers["blocked_on_claim_pid"] = 0
     return stats.from_native(numbers)
@@ -207,6 +217,19 @@ def _of_members(view: Inspection) -> dict[str, Any]:
         "consumer_pid": pids.get(holder, 0) if attached else 0,
         "blocked_on_claim_pid": pids.get(control.values["blocked_on_claim"], 0),
     }
+
+
+def _keys(view: Inspection) -> dict[str, int]:
+    """What control says of remembered keys."""
+    control = view.source.control
+    assert control is not None
+    window = int(view.meta.options["key_window"] or 0)
+    if not window:
+        return {"keys_remembered": 0, "keys_damaged": 0}
+    values = control.values
+    offset = layout.keys_offset(values["attempts_offset"], values["ack_window"])
+    keys = layout.KEY_RING.unpack(control.raw, offset)
+    return {"keys_remembered": min(keys["count"], window), "keys_damaged": keys["damaged"]}
 
 
 def _segments(values: Mapping[str, Any], raw: bytes, position: int) -> dict[str, int]:

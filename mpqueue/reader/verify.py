@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from mpqueue import layout
 from mpqueue.exceptions import MpqueueError
 from mpqueue.reader.acks import Acks
-from mpqueue.reader.files import Finding
+from mpqueue.reader.files import Finding, check_keys
 from mpqueue.reader.frame import DAMAGED, GAP, LOST, TORN, Frame
 from mpqueue.reader.inspect import Counts, Inspection, Tally, unsettled
 from mpqueue.reader.segment import SEGMENT_NAME, list_segments, open_segment
 from mpqueue.reader.walk import Walk
 
 # What may lie in a queue directory besides segments.
-_KNOWN = {"meta", "control", "cursor", "corrupt", "dead"}
+_KNOWN = {"meta", "control", "cursor", "keys", "corrupt", "dead"}
 _TEMPORARY = ("preparing-", "making-")
 
 
@@ -239,9 +239,9 @@ def _saved(path: Path) -> int:
 
 
 def _bounds(inspection: Inspection, walk: Walk) -> list[Finding]:
-    """Marks and headers of files beside the walk."""
-    findings: list[Finding] = []
+    """Marks, keys, and headers of files beside the walk."""
     meta = inspection.meta
+    findings = check_keys(inspection.path, meta)
     walked = {summary.generation for summary in walk.segments}
     for generation, name in list_segments(inspection.path).items():
         if generation in walked:

@@ -117,6 +117,11 @@ static bool write_back(enum kind kind)
 /* ---- the script's calls. Each is made; when it fails, checked; when a single fault made it fail,
  * made again. */
 
+static bool has_keys(const struct run *run)
+{
+    return run->policy % 2 == 0; /* none and group */
+}
+
 static mpq_status attach(struct run *run, struct mpq_queue **queue, struct mpq_error *error)
 {
     struct mpq_open_args args = {.path = MEMORY_ROOT, .create = true, .io = &run->f->io};
@@ -128,6 +133,7 @@ static mpq_status attach(struct run *run, struct mpq_queue **queue, struct mpq_e
     args.options.max_members = 2;
     args.options.interval_items = 5;
     args.options.durability = run->policy;
+    args.options.key_window = has_keys(run) ? 16 : 0;
     mpq_status status = mpq_open(&args, &patient, queue, error);
     if (status == MPQ_OK)
         mpq_open_gate(*queue, "/gate");
@@ -138,6 +144,38 @@ static void fill(uint32_t id, uint8_t *body, uint32_t length)
 {
     memset(body, (int)(id * 7 + 1), length);
     memcpy(body, &id, 4);
+}
+
+/* The id is the key. Once more: nothing is put, and the seqs are the same. */
+static mpq_status put_keyed(struct mpq_queue *queue, struct mpq_item_in *in, uint32_t count,
+                            uint32_t first, uint64_t *ticket, struct mpq_error *error)
+{
+    struct mpq_keyed keyed;
+    uint16_t exts[4][4] = {0}; /* type, length, id */
+    for (uint32_t i = 0; i < count; i++) {
+        exts[i][0] = MPQ_EXT_KEY;
+        exts[i][1] = 2;
+        exts[i][2] = (uint16_t)(first + i);
+        in[i].ext = exts[i];
+        in[i].ext_length = sizeof exts[i];
+    }
+    uint64_t seq = 0, again;
+    for (int round = 0;; round++) {
+        mpq_status status = mpq_keyed_begin(queue, &keyed, in, count, error);
+        if (status != MPQ_OK)
+            return round == 0 ? status : *ticket != 0 ? MPQ_FLUSH : MPQ_OK;
+        status = mpq_put_keyed(queue, &keyed, &patient, round == 0 ? ticket : &again, error);
+        const uint64_t told = keyed.keys[0].seq;
+        mpq_keyed_end(queue, &keyed);
+        if (round != 0 && (status == MPQ_OK || status == MPQ_FLUSH) &&
+            (told != seq || keyed.fresh_count != 0))
+            failed("a key was accepted again", "", first, told);
+        if (round != 0)
+            return *ticket != 0 ? MPQ_FLUSH : MPQ_OK;
+        if (status != MPQ_OK && status != MPQ_FLUSH)
+            return status;
+        seq = told;
+    }
 }
 
 static mpq_status put(struct run *run, struct mpq_queue *queue, uint32_t count, bool large,
@@ -156,7 +194,9 @@ static mpq_status put(struct run *run, struct mpq_queue *queue, uint32_t count, 
         fill(first + i, bodies[i], in[i].length);
     }
     const uint64_t fired = run->f->fired;
-    mpq_status status = mpq_put_batch(queue, in, count, &patient, &seq, &ticket, error);
+    mpq_status status = has_keys(run)
+                            ? put_keyed(queue, in, count, first, &ticket, error)
+                            : mpq_put_batch(queue, in, count, &patient, &seq, &ticket, error);
     if (status != MPQ_OK && status != MPQ_FLUSH)
         return status; /* absent */
     memset(&run->put[first], UNKNOWN, count);

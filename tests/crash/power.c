@@ -12,6 +12,8 @@
  * for;
  *   - a durable ack is never undone; nothing is delivered twice in one drain, altered, or out of
  * thin air;
+ *   - in half of the runs every item has a key: put again within key_window, before the crash or
+ * after it, it is there once, and whole puts tell the first seq;
  *   - batches are all or nothing; nothing counts as lost; new seqs are above all that were
  * returned;
  *   - the next open finds nothing more to do.
@@ -162,13 +164,82 @@ static void take_role(struct run *run)
         fail(run, -1, error.message, 0, 0);
 }
 
+/* One entry of an extension: the id is the key. */
+static void key_of(uint32_t id, struct mpq_item_in *item, uint8_t ext[8])
+{
+    const uint16_t head[2] = {MPQ_EXT_KEY, sizeof id};
+    memcpy(ext, head, sizeof head);
+    memcpy(ext + sizeof head, &id, sizeof id);
+    item->ext = ext;
+    item->ext_length = 8;
+}
+
+static mpq_status put_items(const struct run *run, struct mpq_queue *queue,
+                            const struct mpq_item_in *items, uint32_t count,
+                            const struct mpq_call *call, uint64_t seqs[8], uint64_t *ticket,
+                            struct mpq_error *error)
+{
+    struct mpq_keyed keyed;
+    if (run->options.key_window == 0 && call == NULL)
+        return mpq_put_batch_try(queue, items, count, seqs, ticket, error);
+    if (run->options.key_window == 0)
+        return mpq_put_batch(queue, items, count, call, seqs, ticket, error);
+    mpq_status status = mpq_keyed_begin(queue, &keyed, items, count, error);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_put_keyed(queue, &keyed, call, ticket, error);
+    for (uint32_t i = 0; i < count && (status == MPQ_OK || status == MPQ_FLUSH); i++)
+        seqs[i] = keyed.keys[i].seq;
+    mpq_keyed_end(queue, &keyed);
+    return status;
+}
+
+/* Puts the key of item id again; returns the seq that is told. */
+static uint64_t put_again(const struct run *run, int state, struct mpq_queue *queue, uint32_t id)
+{
+    struct mpq_item_in item = {"again", 5, NULL, 0};
+    struct mpq_error error;
+    uint64_t seqs[8], ticket;
+    uint8_t ext[8];
+    key_of(id, &item, ext);
+    mpq_status status = put_items(run, queue, &item, 1, &hasty, seqs, &ticket, &error);
+    if (status == MPQ_FULL)
+        return 0;
+    if (status == MPQ_FLUSH)
+        status = mpq_put_flush(queue, ticket, &patient, &error);
+    if (status != MPQ_OK)
+        fail(run, state, error.message, status, id);
+    return seqs[0];
+}
+
+/* What was put before, and is still remembered: then it is as durable as any put. */
+static void retry(struct run *run, struct mpq_queue *queue, uint32_t id)
+{
+    struct oracle *oracle = &run->oracle;
+    if (oracle->items - id > run->options.key_window)
+        return;
+    const uint64_t seq = put_again(run, -1, queue, id);
+    if (seq != oracle->seq[id])
+        fail(run, -1, "a key was accepted again", id, seq);
+    if (run->durability >= MPQ_DURABILITY_GROUP && oracle->put[id] == ASKED)
+        oracle->put[id] = DURABLE;
+}
+
+static void retry_some(struct run *run, struct mpq_queue *queue)
+{
+    const uint64_t back = shadow_random(run->world) % run->options.key_window;
+    if (back < run->oracle.items)
+        retry(run, queue, run->oracle.items - 1 - (uint32_t)back);
+}
+
 static void put_some(struct run *run, struct mpq_queue *queue, uint32_t count)
 {
     struct oracle *oracle = &run->oracle;
     struct mpq_item_in items[8];
     struct mpq_error error;
-    uint64_t seq, ticket;
+    uint64_t seq, ticket, seqs[8];
     static uint8_t bodies[8][110000];
+    uint8_t exts[8][8];
     if (oracle->items + count > ITEMS_MAX)
         return;
     const uint32_t first = oracle->items;
@@ -178,6 +249,8 @@ static void put_some(struct run *run, struct mpq_queue *queue, uint32_t count)
             count = i; /* batches stay small */
         fill(run->seed, first + i, bodies[i], length);
         items[i] = (struct mpq_item_in){bodies[i], length, NULL, 0};
+        if (run->options.key_window != 0)
+            key_of(first + i, &items[i], exts[i]);
     }
     if (count == 0)
         return;
@@ -185,13 +258,14 @@ static void put_some(struct run *run, struct mpq_queue *queue, uint32_t count)
         oracle->batch_first[first + i] = first;
         oracle->batch_count[first + i] = count;
     }
-    mpq_status status = mpq_put_batch_try(queue, items, count, &seq, &ticket, &error);
+    mpq_status status = put_items(run, queue, items, count, NULL, seqs, &ticket, &error);
     if (status == MPQ_AGAIN) {
         /* Asked for: from here on a crash may leave it or not. */
         oracle->items = first + count;
         memset(&oracle->put[first], ASKED, count);
-        status = mpq_put_batch(queue, items, count, &hasty, &seq, &ticket, &error);
+        status = put_items(run, queue, items, count, &hasty, seqs, &ticket, &error);
     }
+    seq = seqs[0];
     if (status == MPQ_FULL || status == MPQ_TOO_LARGE) {
         oracle->items = first;
         memset(&oracle->put[first], NOTHING, count);
@@ -204,12 +278,16 @@ static void put_some(struct run *run, struct mpq_queue *queue, uint32_t count)
         oracle->put[first + i] = ASKED;
         oracle->seq[first + i] = seq + i;
     }
-    if (status == MPQ_FLUSH && mpq_put_flush(queue, ticket, &patient, &error) != MPQ_OK)
+    /* Some flush later, when the key is put again. */
+    const bool waits = run->options.key_window == 0 || shadow_random(run->world) % 4 != 0;
+    if (waits && status == MPQ_FLUSH && mpq_put_flush(queue, ticket, &patient, &error) != MPQ_OK)
         fail(run, -1, error.message, 0, 0);
     if (seq + count - 1 > oracle->max_seq)
         oracle->max_seq = seq + count - 1;
-    if (run->durability >= MPQ_DURABILITY_GROUP)
+    if (waits && run->durability >= MPQ_DURABILITY_GROUP)
         memset(&oracle->put[first], DURABLE, count);
+    if (!waits && shadow_random(run->world) % 2 == 0)
+        retry(run, queue, first);
 }
 
 static uint32_t id_of(const struct mpq_item *item)
@@ -296,6 +374,8 @@ static void play(struct run *run)
         uint64_t choice = shadow_random(world) % 100;
         uint32_t items = run->oracle.items;
         const bool alone = run->consumer == NULL;
+        if (run->options.key_window != 0 && shadow_random(world) % 4 == 0)
+            retry_some(run, queue);
         if (alone && ((choice >= 55 && choice < 85) || (choice >= 90 && choice < 97)))
             continue;
         if (choice < 45) {
@@ -331,6 +411,38 @@ static void play(struct run *run)
 }
 
 /* ---- after the crash */
+
+/* All keys that must be remembered, newest first. What is gone and was never promised is accepted,
+ * once; what was there, or had been consumed, is not. Returns how many were accepted. */
+static uint64_t retry_all(const struct run *run, int state, struct mpq_queue *queue,
+                          const uint8_t *seen, uint64_t above)
+{
+    const struct oracle *oracle = &run->oracle;
+    uint64_t fresh = 0;
+    for (uint32_t back = 0; back < oracle->items; back++) {
+        const uint32_t id = oracle->items - 1 - back;
+        if (run->options.key_window == 0 || back + fresh >= run->options.key_window)
+            break;
+        const uint64_t seq = put_again(run, state, queue, id);
+        const bool told = seq > above;
+        fresh += told;
+        if (seq == 0)
+            break; /* no room */
+        if (put_again(run, state, queue, id) != seq)
+            fail(run, state, "a key was accepted twice", id, seq);
+        const bool gone = !seen[id] && oracle->ack[id] == NOTHING;
+        if (gone && !told)
+            fail(run, state, "the key of what is gone is refused", id, seq);
+        if (seen[id] && told)
+            fail(run, state, "the key of what is there is accepted again", id, seq);
+        /* Under none and interval a power cut may take an item and leave its ack. */
+        if (told && !gone && run->durability >= MPQ_DURABILITY_GROUP)
+            fail(run, state, "the key of what was consumed is accepted again", id, seq);
+        if (!told && oracle->seq[id] != 0 && seq != oracle->seq[id])
+            fail(run, state, "another seq than the first is told", id, seq);
+    }
+    return fresh;
+}
 
 static void drain(const struct run *run, struct shadow *after, int state)
 {
@@ -399,6 +511,7 @@ static void drain(const struct run *run, struct shadow *after, int state)
         fail(run, state, error.message, status, 0);
     if (seq <= oracle->max_seq)
         fail(run, state, "a seq was issued again", seq, oracle->max_seq);
+    const uint64_t fresh = retry_all(run, state, queue, seen, seq);
     (void)mpq_consumer_close(consumer, &error);
     (void)mpq_close(queue, &patient, &error);
     mpq_consumer_free(consumer);
@@ -409,7 +522,7 @@ static void drain(const struct run *run, struct shadow *after, int state)
         fail(run, state, error.message, status, 0);
     uint64_t recoveries = stats.recoveries;
     mpq_stats_get(queue, &stats);
-    if (stats.depth != 1 || stats.lost_items != 0 || stats.recoveries != recoveries)
+    if (stats.depth != 1 + fresh || stats.lost_items != 0 || stats.recoveries != recoveries)
         fail(run, state, "the second open found something", stats.depth, stats.recoveries);
     (void)mpq_close(queue, &patient, &error);
     mpq_free(queue);
@@ -466,6 +579,8 @@ static uint64_t one(uint64_t seed)
     run->options.max_members = 8;
     run->options.interval_items = 5;
     run->durability = run->options.durability = (uint32_t)(shadow_random(world) % 4);
+    if (seed % 2 != 0)
+        run->options.key_window = 1 + (uint32_t)(shadow_random(world) % 100);
     world->crash_at = 20 + shadow_random(world) % 900;
     if (setjmp(world->crash) == 0)
         play(run);

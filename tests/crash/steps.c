@@ -13,6 +13,7 @@
  *   - what a put had returned for is delivered, once, in order, unaltered, unless it was acked;
  *     what an ack had returned for is not; the killed item is whole or absent, a batch all or
  *     nothing;
+ *   - where items have keys, all of it is put again: each is delivered once;
  *   - depth = what is delivered + what became a dead letter, a gap or is lost; afterwards it is 0,
  *     and lost is exactly what was destroyed on purpose.
  *
@@ -199,28 +200,54 @@ static void compare(struct run *run, const uint8_t *seen)
     }
 }
 
+/* Everything once more, with its keys: it must not be there twice. */
+static void put_again(struct run *run)
+{
+    struct mpq_error error;
+    const uint32_t next = run->next;
+    for (uint32_t id = run->base; id < next; id++) {
+        if (run->shared->put[id] == NOT || run->shared->first[id] != id)
+            continue;
+        mpq_status status = put(run, run->home, id, run->shared->count[id], 0, &error);
+        if (status != MPQ_OK)
+            failed("putting id %u again: %s: %s", id, mpq_status_name(status), error.message);
+    }
+}
+
 /* The survivor goes on: one more item in, everything out, and the books agree. */
 static void survive(struct run *run)
 {
-    static uint8_t seen[IDS];
+    static uint8_t seen[IDS], puts[IDS];
     struct mpq_error error;
     struct mpq_consumer *consumer;
     struct mpq_stats before, after;
     const uint64_t began = mpq_monotonic_ns();
     alarm(60);
-    memset(seen + run->base, 0, run->next + 1 - run->base);
+    memset(seen + run->base, 0, run->next + 2 - run->base);
     survivor_open(run);
     mpq_stats_get(run->home, &before);
+    memcpy(puts, run->shared->put, sizeof puts);
+    const bool again = is_keyed(run->scenario), late = again && dice() % 2 == 0;
+    if (again && !late)
+        put_again(run);
     survivor_put(run, 1, 0);
     const struct mpq_call call = soon();
     if (mpq_consumer_open(run->home, &call, &consumer, &error) != MPQ_OK)
         failed("the survivor's consumer: %s", error.message);
-    const uint64_t depth = mpq_depth(run->home);
-    const uint64_t delivered = drain(run, consumer, seen);
+    uint64_t depth = mpq_depth(run->home);
+    uint64_t delivered = drain(run, consumer, seen);
+    if (late) {
+        put_again(run);
+        survivor_put(run, 1, 0);
+        depth += mpq_depth(run->home);
+        delivered += drain(run, consumer, seen);
+    }
     const uint64_t took = mpq_monotonic_ns() - began;
     mpq_stats_get(run->home, &after);
     drain_dead(run, seen);
     compare(run, seen);
+    if (copying) /* the child goes on, and does not know */
+        memcpy(run->shared->put, puts, sizeof puts);
     if (depth != delivered + after.dead_items - before.dead_items + after.gap_items -
                      before.gap_items + after.lost_items - before.lost_items)
         failed("depth was %llu, not %llu delivered + %llu dead + %llu gaps + %llu lost",
@@ -305,6 +332,31 @@ static void before_consumed(struct run *run)
     mpq_consumer_free(consumer);
 }
 
+/* ... and the first of them freed: their keys are in the file alone. */
+static void before_keys(struct run *run)
+{
+    struct mpq_error error;
+    struct mpq_consumer *consumer;
+    struct mpq_item items[20];
+    uint32_t taken = 0, id;
+    before_segments(run);
+    const struct mpq_call call = soon();
+    if (mpq_consumer_open(run->home, &call, &consumer, &error) != MPQ_OK ||
+        mpq_reserve_many_try(consumer, items, 20, 0, &taken, &error) != MPQ_OK)
+        failed("the survivor cannot consume: %s", error.message);
+    for (uint32_t i = 0; i < taken; i++) {
+        memcpy(&id, items[i].body, 4);
+        run->shared->ack[id] = RETURNED;
+        mpq_segment_release(items[i].segment);
+        if (mpq_ack(consumer, items[i].seq, items[i].token, &error) != MPQ_OK)
+            failed("the survivor's ack: %s", error.message);
+    }
+    if (mpq_checkpoint(consumer, &call, &error) != MPQ_OK ||
+        mpq_consumer_close(consumer, &error) != MPQ_OK)
+        failed("the survivor's consumer: %s", error.message);
+    mpq_consumer_free(consumer);
+}
+
 /* More than the window of acks holds are destroyed between whole ones, in one place. */
 static void before_lost(struct run *run)
 {
@@ -362,6 +414,9 @@ static const struct scenario scenarios[] = {
     {"takeover", 2, false, false, false, before_dead_owner, child_open, op_put},
     {"put-stopped", 2, false, false, true, before_few, child_open, op_put},
     {"batch-stopped", 0, false, false, true, before_few, child_open, op_batch},
+    {"key", 2, false, false, false, before_few, child_open, op_put},
+    {"key-none", 0, false, false, false, before_few, child_open, op_put},
+    {"key-batch", 2, false, false, false, before_few, child_open, op_batch},
     {"reserve", 2, false, false, false, before_few, child_consume, op_reserve},
     {"lose", 2, false, false, false, before_lost, ack_all, op_lose},
     {"ack", 2, false, false, false, before_few, take_all, op_ack},
@@ -377,6 +432,9 @@ static const struct scenario scenarios[] = {
     {"recover", 2, true, false, false, before_consumed, NULL, child_open},
     {"rebuild", 2, true, true, false, before_consumed, NULL, child_open},
     {"rebuild-none", 0, true, true, false, before_few, NULL, child_open},
+    {"checkpoint-keys", 2, false, false, false, before_segments, ack_all, op_checkpoint},
+    {"recover-keys", 2, true, false, false, before_keys, NULL, child_open},
+    {"rebuild-keys", 2, true, true, false, before_keys, NULL, child_open},
     {"create", 2, true, false, false, before_new_place, NULL, child_open},
 };
 #define SCENARIOS (sizeof scenarios / sizeof *scenarios)

@@ -52,6 +52,8 @@ struct run {
     uint32_t at_syscall, at_step; /* where a child is killed now */
 };
 
+/* Every item has a key, and what was put is put again afterwards: scenarios named key, or -keys. */
+bool is_keyed(const struct scenario *scenario);
 /* Threadless I/O: children are stepped, and the survivor forks. */
 void steps_begin(void);
 static const struct mpq_call forever = {UINT64_MAX, NULL, NULL};

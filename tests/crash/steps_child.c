@@ -29,6 +29,11 @@ struct mpq_call soon(void)
     return (struct mpq_call){mpq_monotonic_ns() + WATCHDOG_NS, NULL, NULL};
 }
 
+bool is_keyed(const struct scenario *scenario)
+{
+    return strstr(scenario->name, "key") != NULL;
+}
+
 /* ---- items */
 
 uint32_t length_of(uint32_t id)
@@ -76,6 +81,7 @@ mpq_status attach(const struct run *run, struct mpq_queue **queue, struct mpq_er
     args.options.lease_timeout_ns = 1000000 * MPQ_MS;
     args.options.max_attempts = run->scenario->op == op_attempts ? 1 : 0;
     args.options.durability = run->scenario->durability;
+    args.options.key_window = is_keyed(run->scenario) ? 256 : 0;
     const struct mpq_call call = soon();
     mpq_status status = mpq_open(&args, &call, queue, error);
     if (status == MPQ_OK)
@@ -85,23 +91,55 @@ mpq_status attach(const struct run *run, struct mpq_queue **queue, struct mpq_er
 
 static uint8_t bodies[8][80000];
 
+/* One entry of an extension: the id is the key. */
+static void key_of(uint32_t id, struct mpq_item_in *in, uint8_t ext[8])
+{
+    const uint16_t head[2] = {MPQ_EXT_KEY, sizeof id};
+    memcpy(ext, head, sizeof head);
+    memcpy(ext + sizeof head, &id, sizeof id);
+    in->ext = ext;
+    in->ext_length = 8;
+}
+
+static mpq_status put_keyed(struct mpq_queue *queue, const struct mpq_item_in *in, uint32_t count,
+                            uint64_t *ticket, struct mpq_error *error)
+{
+    struct mpq_keyed keyed;
+    const struct mpq_call call = soon();
+    mpq_status status = mpq_keyed_begin(queue, &keyed, in, count, error);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_put_keyed(queue, &keyed, NULL, ticket, error);
+    if (status == MPQ_AGAIN)
+        status = mpq_put_keyed(queue, &keyed, &call, ticket, error);
+    mpq_keyed_end(queue, &keyed);
+    return status;
+}
+
 /* Puts items first..first+count-1 of `length` bytes (0 = by id). */
 mpq_status put(const struct run *run, struct mpq_queue *queue, uint32_t first, uint32_t count,
                uint32_t length, struct mpq_error *error)
 {
     struct shared *shared = run->shared;
     struct mpq_item_in in[8];
+    uint8_t exts[8][8];
     uint64_t seq, ticket = 0;
     for (uint32_t i = 0; i < count; i++) {
         in[i] = (struct mpq_item_in){.body = bodies[i],
                                      .length = length != 0 ? length : length_of(first + i)};
         fill(first + i, bodies[i], in[i].length);
+        if (is_keyed(run->scenario))
+            key_of(first + i, &in[i], exts[i]);
         shared->first[first + i] = first;
         shared->count[first + i] = count;
         shared->put[first + i] = ASKED;
     }
     const struct mpq_call call = soon();
-    mpq_status status = mpq_put_batch_try(queue, in, count, &seq, &ticket, error);
+    mpq_status status;
+    if (is_keyed(run->scenario))
+        status = put_keyed(queue, in, count, &ticket, error);
+    else
+        status = mpq_put_batch_try(queue, in, count, &seq, &ticket, error);
     if (status == MPQ_AGAIN)
         status = mpq_put_batch(queue, in, count, &call, &seq, &ticket, error);
     if (status == MPQ_FLUSH)

@@ -49,7 +49,7 @@ def by_object() -> None:
         reveal_type(batch)  # Batch[Job]
         batch.append(Job(1))
         batch.append(b"x")  # error
-        reveal_type(batch.commit())  # range
+        reveal_type(batch.commit())  # range | list[int]
     with q.consumer() as consumer:
         reveal_type(consumer.reserve_many(5))  # list[Item[Job]]
         reveal_type(consumer.queue)  # Queue[Job]
