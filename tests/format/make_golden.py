@@ -116,6 +116,18 @@ def encrypted(path: Path) -> None:
             queue.put({"key": current}, headers={"kind": "plain"})
 
 
+def keyed(path: Path) -> None:
+    """Items with keys: freed ones (their keys are in the file alone), acked, and waiting."""
+    with mpqueue.Queue(path, **SMALL, key_window=16, keep_segments=0) as queue:
+        for number in range(30):
+            queue.put(bytes([number]) * 9000, key=f"key {number}")
+        with queue.consumer() as consumer:
+            for _ in range(25):
+                consumer.take(0)
+            consumer.checkpoint()
+        queue.put(b"with both", key="last", headers={"kind": "mail"})
+
+
 CASES: dict[str, Callable[[Path], None]] = {
     "plain": plain,
     "rolled": rolled,
@@ -123,6 +135,7 @@ CASES: dict[str, Callable[[Path], None]] = {
     "sealed": sealed,
     "damaged": damaged,
     "encrypted": encrypted,
+    "keyed": keyed,
 }
 
 

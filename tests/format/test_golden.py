@@ -138,3 +138,16 @@ def test_a_newer_format_is_refused_and_not_touched(
 
 def test_there_are_images() -> None:
     assert {"plain", "rolled", "gaps", "sealed", "damaged", "encrypted"} <= set(CASES)
+
+
+@pytest.mark.parametrize("case", ["keyed"])
+def test_keys_are_remembered(unpacked: tuple[Path, dict[str, Any]]) -> None:
+    path, expected = unpacked
+    waiting = {item["seq"] for item in expected["items"]}
+    with mpqueue.Queue(path) as queue:
+        told = {n: queue.put(b"", key=f"key {n}") for n in range(29, 14, -1)}
+        assert told == {n: n + 1 for n in told}
+        assert queue.put(b"", key="last") == 31
+        assert queue.put(b"", key="key 14") > 31, "the window has 16"
+        assert len(queue) == len(waiting) + 1
+    mpqueue.destroy(path)
