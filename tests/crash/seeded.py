@@ -265,6 +265,34 @@ BUGS = (
         "",
         BITS,
     ),
+    Bug(
+        "the key of a gap counts",
+        "once.c",
+        "case MPQ_GAP: return FOUND_NONE;",
+        "case MPQ_GAP: return FOUND_ITEM;",
+        copies("key"),
+    ),
+    Bug(
+        "a gap is settled with its key",
+        "reserve.c",
+        "mpq_keys_void(consumer->queue, seq);",
+        "",
+        copies("key"),
+    ),
+    Bug(
+        "segments are freed before their keys are saved",
+        "reclaim.c",
+        "mpq_keys_save(queue, &error) == MPQ_OK",
+        "true",
+        POWER,
+    ),
+    Bug(
+        "a duplicate does not wait for the flush of the first",
+        "put.c",
+        "if (keyed->newest != 0)",
+        "if (0)",
+        POWER,
+    ),
 )
 
 
