@@ -76,6 +76,7 @@ else:  # what the classes below are made of, without the cost of importing typin
 __all__ = ["Batch", "Queue", "destroy", "inspect", "repair"]
 
 _ALLOW_FILESYSTEM = "MPQUEUE_ALLOW_FILESYSTEM"
+_PATIENCE_S = 10.0  # while another thread of this process has the role for a moment
 _JOIN_SLICE = 0.05
 
 
@@ -443,14 +444,31 @@ class Queue(_native.Queue[T]):
         Uses the consumer of this handle, or takes the role for the moment. Raises ConsumerBusy
         when another process has it, FlushFailed, Poisoned.
         """
-        consumer = self._own_consumer()
-        if consumer is not None:
-            consumer.checkpoint()
-        else:
-            with self.consumer() as temporary:
-                temporary.checkpoint()
+        patient_until = time.monotonic() + _PATIENCE_S
+        while not self._checkpoint_once(time.monotonic() < patient_until):
+            time.sleep(0.001)
         if self._options()["dead_retain_ns"]:
             self.dead._sweep_quietly()
+
+    def _checkpoint_once(self, patient: bool) -> bool:
+        """False, where `patient`: the role is taken, or given back, just now; perhaps by another
+        thread of this process."""
+        consumer = self._own_consumer()
+        try:
+            if consumer is not None:
+                consumer.checkpoint()
+            else:
+                with self.consumer() as temporary:
+                    temporary.checkpoint()
+        except ConsumerBusy as busy:
+            if busy.pid not in (-1, os.getpid()) or not patient:
+                raise
+            return False
+        except Closed:
+            if self.closed:
+                raise
+            return False
+        return True
 
     # ---- putting
 

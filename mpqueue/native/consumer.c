@@ -172,17 +172,19 @@ static mpq_status busy(struct mpq_queue *queue, struct mpq_error *error)
 {
     uint64_t holder = mpq_load(queue->control->consumer);
     int64_t pid = holder == 0 ? -1 : mpq_pid_of(queue, holder);
+    char who[64] = "another process"; /* that begins or ends just now, or has no entry here */
+    if (pid > 0)
+        snprintf(who, sizeof who, "process %lld", (long long)pid);
     if (holder == queue->incarnation)
         mpq_fail(error, MPQ_CONSUMER_BUSY,
                  "%s: this handle has its consumer already, by consumer() or get(); there is one "
                  "consumer: use that one, or close it first",
                  queue->path);
     else
-        mpq_fail(
-            error, MPQ_CONSUMER_BUSY,
-            "%s: process %lld consumes it already; there is one consumer: stop that one, or wait "
-            "for it (consumer(wait=seconds), `mpqueue get --wait`)",
-            queue->path, (long long)pid);
+        mpq_fail(error, MPQ_CONSUMER_BUSY,
+                 "%s: %s consumes it already; there is one consumer: stop that one, or wait for it "
+                 "(consumer(wait=seconds), `mpqueue get --wait`)",
+                 queue->path, who);
     if (error != NULL)
         error->pid = pid;
     return MPQ_CONSUMER_BUSY;

@@ -157,3 +157,20 @@ os.kill(os.getpid(), 9)
         assert (now.read_seq, now.consumer_attached) == (1, False)
         assert (q.qsize(), q.empty()) == (5, False)
         assert q.get() == b"x"
+
+
+def test_checkpoint_beside_consumers_that_come_and_go(tmp_path: Path) -> None:
+    q = mpqueue.Queue(tmp_path / "spool", segment_size=1 << 16)
+
+    def checkpoint() -> None:
+        for _ in range(10):
+            q.checkpoint()
+
+    def consume() -> None:
+        for number in range(10):
+            q.put(b"x" * 100)
+            with q.consumer(wait=60) as c:
+                assert c.take().seq == number + 1
+
+    assert _together(checkpoint, consume) == []
+    q.close()
