@@ -3,6 +3,7 @@
  * One process has it, by a pinned lock byte that the kernel frees at its death. What is handed out
  * lives in memory only; what was acked lives in control (survives the death of processes) and in
  * the cursor file (survives the machine's). */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "dead.h"

@@ -549,7 +549,7 @@ struct mpq_consumer {
     _Atomic bool closed;
     _Atomic uint32_t closing; /* somebody is closing it, or has */
     _Atomic uint32_t gone; /* ... has: the role is given back */
-    _Atomic uint32_t references; /* whoever opened it, and calls on the queue that look at it */
+    _Atomic uint32_t references; /* its opener, and calls on the queue that look at it */
 
     struct mpq_entry *entries;
     uint64_t entry_mask;
@@ -710,9 +710,8 @@ mpq_status mpq_cursor_attach(struct mpq_consumer *consumer, struct mpq_error *er
 /* Under consumer->mutex: tells the helper that acks wait for the disk. */
 void mpq_helper_poke(struct mpq_consumer *consumer);
 void mpq_helper_stop(struct mpq_consumer *consumer);
-/* A new consumer frees what those before it left behind. */
+/* A new consumer frees what those before it left; a last one writes what blocks its segments. */
 void mpq_helper_start(struct mpq_consumer *consumer);
-/* The last acks, and what blocks the segments that they free. */
 mpq_status mpq_cursor_leave(struct mpq_consumer *consumer, struct mpq_error *error);
 /* The consumer of this handle, or NULL: it is not freed before mpq_consumer_free. */
 struct mpq_consumer *mpq_consumer_hold(struct mpq_queue *queue);

@@ -244,10 +244,16 @@ static void make(struct store *store)
         put(store, queue, 1, 33 + 7 * i);
     consume(store, consumer, "aanananna");
     consume(store, consumer, "nn");
+    must(mpq_consumer_sync(consumer, &error), &error);
+    mpq_reclaim(consumer, false);
+    memory_keep(world); /* as a kill leaves it: to close would move the other slot, too */
+    for (uint32_t i = 0; i < MEMORY_FILES; i++)
+        world->files[i].dirty = true; /* mapped: it changes unseen */
     must(mpq_consumer_close(consumer, &error), &error);
     must(mpq_close(queue, &hasty, &error), &error);
     mpq_consumer_free(consumer);
     mpq_free(queue);
+    memory_restore(world);
     queue = attach(world, &status, &error);
     must(status, &error);
     mpq_stats_get(queue, &store->before);

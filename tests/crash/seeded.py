@@ -242,7 +242,7 @@ BUGS = (
         "rebuild_walk.c",
         "const bool owed = !here || promised(",
         "const bool owed = true || promised(",
-        POWER,
+        ("power", "2240", "40", "6"),
     ),
     Bug(
         "recovery is not written back",

@@ -155,7 +155,8 @@ def test_every_operation_moves_its_fields_and_no_other(open_queue: OpenQueue) ->
     first.ack()
     watch.changed(**less, **given, floor=2, floor_lag_items=-2)
     assert c.skip() == 3
-    watch.changed(**less, items_skipped=1, ready_items=-1, floor=1, floor_lag_items=-1)
+    after = {"floor": 1, "floor_lag_items": -1, "read_seq": 1}
+    watch.changed(**less, items_skipped=1, ready_items=-1, **after)
     assert q.stats().oldest_ready_age_seconds == 0.0
 
     q.seal()
