@@ -5,7 +5,13 @@
  * one of its thread. Control is also read where no guard can be: between waits, under mutexes, by
  * the helper thread, while leaving. So what was taken away of control is first replaced by private
  * memory, the stand-in, and the handle is marked: `vanished` refuses every later call by name,
- * `fault` every claim. Signals of anybody else go to the handler that was there before.
+ * `fault` every claim.
+ *
+ * Signals of anybody else go to the handler that was there before. Others install theirs in front
+ * of ours at any time, so opens and slow paths look and step in front again. Each time that another
+ * handler is found there takes an entry function of its own, which passes on to that one only: a
+ * handler that puts back what it displaced and raises again (faulthandler's) meets an older entry,
+ * and through it whoever came before, exactly once and in the order of installation.
  *
  * I1 the handler only loads, stores and calls mmap, and follows the pointer to a handle only when
  * the faulting address lies in that handle's control, which the faulting thread therefore uses. I2
@@ -29,9 +35,14 @@ struct watch { /* never freed, so that the handler may walk the list at any time
 };
 
 static struct watch *_Atomic watches;
-static uintptr_t host_page;
-static struct sigaction outer_action;
-static pthread_mutex_t install_mutex = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic uintptr_t host_page;
+
+enum entry_state { ENTRY_FREE, ENTRY_FILLING, ENTRY_FULL };
+#define ENTRIES 8u
+static struct entry { /* never given back: somebody may have kept it as what was there before */
+    _Atomic int state;
+    struct sigaction outer; /* written once, before the entry is installed */
+} entries[ENTRIES];
 
 static struct watch *watch_new(void)
 {
@@ -84,7 +95,7 @@ static bool stand_in(uintptr_t address)
         const uintptr_t end = base + atomic_load(&watch->bytes);
         if (base <= 1 || address < base || address >= end)
             continue;
-        const uintptr_t from = address & ~(host_page - 1);
+        const uintptr_t from = address & ~(mpq_load(host_page) - 1);
         if (mmap((void *)from, end - from, PROT_READ | PROT_WRITE,
                  MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
             return false;
@@ -98,46 +109,145 @@ static bool stand_in(uintptr_t address)
     return false;
 }
 
-static void on_bus(int signal_number, siginfo_t *info, void *context)
+/* The end that the signal would have made. A fault repeats when the handler returns. */
+static void die_of(int signal_number, bool fault)
+{
+    signal(signal_number, SIG_DFL);
+    if (!fault)
+        raise(signal_number);
+}
+
+/* Handlers that lead back to each other end here, not on a full stack. One that jumps out leaves a
+ * frame behind, but the next fault counts only while it lies below that. */
+static __thread struct {
+    uintptr_t frame; /* of the innermost handler that passes on; 0: none */
+    unsigned depth;
+} passing __attribute__((tls_model("initial-exec")));
+
+static bool goes_round(void)
+{
+    const uintptr_t frame = (uintptr_t)__builtin_frame_address(0);
+    passing.depth = passing.frame != 0 && frame < passing.frame ? passing.depth + 1 : 0;
+    passing.frame = frame;
+    return passing.depth > 2 * ENTRIES;
+}
+
+static void pass_on(const struct sigaction *outer, int signal_number, siginfo_t *info,
+                    void *context, bool fault)
+{
+    const bool informed = (outer->sa_flags & SA_SIGINFO) != 0;
+    if (!informed && outer->sa_handler == SIG_IGN && !fault)
+        return;
+    if ((!informed && (outer->sa_handler == SIG_DFL || outer->sa_handler == SIG_IGN)) ||
+        goes_round()) {
+        die_of(signal_number, fault); /* a fault cannot be ignored */
+        return;
+    }
+    if ((outer->sa_flags & (int)SA_RESETHAND) != 0)
+        signal(signal_number, SIG_DFL);
+    sigset_t blocked = outer->sa_mask, before;
+    if ((outer->sa_flags & SA_NODEFER) == 0)
+        sigaddset(&blocked, signal_number);
+    (void)pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    if (informed)
+        outer->sa_sigaction(signal_number, info, context);
+    else
+        outer->sa_handler(signal_number);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    passing.frame = 0;
+}
+
+static void on_bus(const struct entry *entry, int signal_number, siginfo_t *info, void *context)
 {
     struct mpq_guard *guard = mpq_guard_top;
-    if (info->si_code > 0) { /* of the kernel, about an access of this thread */
-        const bool replaced = stand_in((uintptr_t)info->si_addr);
-        if (guard != NULL)
-            siglongjmp(guard->jump, 1);
-        if (replaced)
-            return;
+    /* Of the kernel, about an access of this thread. */
+    const bool fault = info->si_code > 0 && info->si_code != BUS_MCEERR_AO;
+    /* A handler in front of ours took the fault and raised it again. Without its address nothing
+     * can stand in, but what comes after the jump faults anew, and is ours at once. */
+    const bool again = guard != NULL && info->si_code == SI_TKILL && info->si_pid == getpid();
+    const bool replaced = fault && stand_in((uintptr_t)info->si_addr);
+    if (guard != NULL && (fault || again)) {
+        sigset_t bus;
+        sigemptyset(&bus);
+        sigaddset(&bus, signal_number);
+        (void)pthread_sigmask(SIG_UNBLOCK, &bus, NULL); /* the handler in front may block it */
+        siglongjmp(guard->jump, 1);
     }
-    if ((outer_action.sa_flags & SA_SIGINFO) != 0 && outer_action.sa_sigaction != NULL) {
-        outer_action.sa_sigaction(signal_number, info, context);
-        return;
+    if (!replaced)
+        pass_on(&entry->outer, signal_number, info, context, fault);
+}
+
+typedef void bus_handler(int signal_number, siginfo_t *info, void *context);
+#define ENTRY(index)                                                                               \
+    static void on_bus_##index(int signal_number, siginfo_t *info, void *context)                  \
+    {                                                                                              \
+        on_bus(&entries[index], signal_number, info, context);                                     \
     }
-    if (outer_action.sa_handler == SIG_IGN)
-        return;
-    if (outer_action.sa_handler != SIG_DFL) {
-        outer_action.sa_handler(signal_number);
-        return;
+ENTRY(0)
+ENTRY(1)
+ENTRY(2)
+ENTRY(3)
+ENTRY(4)
+ENTRY(5)
+ENTRY(6)
+ENTRY(7)
+static bus_handler *const handlers[ENTRIES] = {on_bus_0, on_bus_1, on_bus_2, on_bus_3,
+                                               on_bus_4, on_bus_5, on_bus_6, on_bus_7};
+
+static bool is_ours(const struct sigaction *action)
+{
+    for (unsigned i = 0; i < ENTRIES; i++)
+        if ((action->sa_flags & SA_SIGINFO) != 0 && action->sa_sigaction == handlers[i])
+            return true;
+    return false;
+}
+
+static bool same_action(const struct sigaction *one, const struct sigaction *other)
+{
+    if (one->sa_flags != other->sa_flags)
+        return false;
+    return (one->sa_flags & SA_SIGINFO) != 0 ? one->sa_sigaction == other->sa_sigaction
+                                             : one->sa_handler == other->sa_handler;
+}
+
+/* The index of the entry that passes on to it; ENTRIES when there are no more. Takes no mutex: a
+ * forked child could not take it, where a thread of the parent held it. */
+static unsigned entry_to(const struct sigaction *outer)
+{
+    for (unsigned i = 0; i < ENTRIES; i++)
+        if (atomic_load(&entries[i].state) == ENTRY_FULL && same_action(&entries[i].outer, outer))
+            return i;
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        int state = ENTRY_FREE;
+        if (!atomic_compare_exchange_strong(&entries[i].state, &state, ENTRY_FILLING))
+            continue;
+        entries[i].outer = *outer;
+        atomic_store(&entries[i].state, ENTRY_FULL);
+        return i;
     }
-    signal(signal_number, SIG_DFL); /* the access faults again and kills, as it would have */
+    return ENTRIES;
 }
 
 void mpq_guard_install(void)
 {
-    pthread_mutex_lock(&install_mutex);
-    host_page = (uintptr_t)sysconf(_SC_PAGESIZE);
     struct sigaction now;
-    if (sigaction(SIGBUS, NULL, &now) == 0 &&
-        ((now.sa_flags & SA_SIGINFO) == 0 || now.sa_sigaction != on_bus)) {
-        struct sigaction ours;
+    mpq_store(host_page, (uintptr_t)sysconf(_SC_PAGESIZE));
+    if (sigaction(SIGBUS, NULL, &now) != 0)
+        return;
+    while (!is_ours(&now)) {
+        struct sigaction ours, found;
+        const unsigned index = entry_to(&now);
+        if (index == ENTRIES)
+            return; /* whoever is in front stays there */
         memset(&ours, 0, sizeof ours);
-        ours.sa_sigaction = on_bus;
+        ours.sa_sigaction = handlers[index];
         /* NODEFER: the jump out of the handler must not leave the signal blocked. */
         ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
         sigemptyset(&ours.sa_mask);
-        outer_action = now;
-        (void)sigaction(SIGBUS, &ours, NULL);
+        if (sigaction(SIGBUS, &ours, &found) != 0 || same_action(&found, &now))
+            return;
+        now = found; /* installed meanwhile, by another thread */
     }
-    pthread_mutex_unlock(&install_mutex);
 }
 
 /* The claim that this thread made and cannot publish becomes a gap; when that store faults as

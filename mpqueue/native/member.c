@@ -96,6 +96,7 @@ mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct m
 {
     uint64_t slice = MPQ_MS / 4;
     struct mpq_call patient = *call;
+    mpq_guard_install();
     if (offset == MPQ_BYTE_GATE)
         patient.deadline_ns =
             mpq_max64(call->deadline_ns, queue->io->monotonic_ns(queue->io) + MPQ_GRACE_NS);

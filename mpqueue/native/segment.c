@@ -159,6 +159,7 @@ static mpq_status map_anew(struct mpq_queue *queue, uint64_t generation, int fd,
     struct mpq_segment *segment = io->alloc(io, sizeof *segment);
     if (segment == NULL)
         return mpq_fail(error, MPQ_MEMORY, "%s: out of memory", queue->path);
+    mpq_guard_install();
     segment->base = io->map(io, fd, bytes, true);
     if (segment->base == NULL) {
         mpq_status status = mpq_fail_errno(error, "%s: cannot map segment %llu", queue->path,

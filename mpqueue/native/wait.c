@@ -28,6 +28,7 @@ static uint64_t slice_left(struct mpq_queue *queue, const struct mpq_call *call,
 
 static mpq_status after_slice(struct mpq_queue *queue, const struct mpq_call *call)
 {
+    mpq_guard_install(); /* the caller reads control next, unguarded */
     if (queue->me != NULL)
         atomic_fetch_add_explicit(&queue->me->waits, 1, memory_order_relaxed);
     if (call->check != NULL && call->check(call->arg) != 0)
