@@ -532,7 +532,11 @@ class Queue(_native.Queue[T]):
         """
         held = self._own_consumer()  # the native half works with it until the end
         try:
-            super().close()
+            try:
+                if held is not None:
+                    held._tell_losses()
+            finally:
+                super().close()
         finally:
             del held
             if self._dead is not None:

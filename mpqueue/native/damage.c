@@ -3,16 +3,11 @@
  * I1 a loss is counted exactly, by seq: what was settled before, or never issued, is none. I2 its
  * first seq keeps the floor until all of it is counted. I3 the bytes are saved before they are
  * passed. */
-#include "internal.h"
+#include "dead.h"
 
-mpq_status mpq_corrupt(struct mpq_consumer *consumer, uint64_t generation, uint64_t offset,
-                       uint64_t items, uint64_t bytes, struct mpq_error *error)
+static void tell_of(struct mpq_queue *queue, uint64_t generation, uint64_t offset, uint64_t items,
+                    uint64_t bytes, struct mpq_error *error)
 {
-    struct mpq_queue *queue = consumer->queue;
-    mpq_bump(queue->control->loss_events, 1);
-    queue->event_info.lost_items += items;
-    queue->event_info.lost_bytes += bytes;
-    mpq_event(queue, MPQ_EVENT_LOSS);
     mpq_fail(
         error, MPQ_CORRUPT,
         "%s: damage in segment %llu at offset %llu: %llu item(s) lost, counted and passed; the "
@@ -25,6 +20,17 @@ mpq_status mpq_corrupt(struct mpq_consumer *consumer, uint64_t generation, uint6
         error->lost_items = items;
         error->lost_bytes = bytes;
     }
+}
+
+mpq_status mpq_corrupt(struct mpq_consumer *consumer, uint64_t generation, uint64_t offset,
+                       uint64_t items, uint64_t bytes, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    mpq_bump(queue->control->loss_events, 1);
+    queue->event_info.lost_items += items;
+    queue->event_info.lost_bytes += bytes;
+    mpq_event(queue, MPQ_EVENT_LOSS);
+    tell_of(queue, generation, offset, items, bytes, error);
     return MPQ_CORRUPT;
 }
 
@@ -196,4 +202,34 @@ mpq_status mpq_cross_damage(struct mpq_consumer *consumer, struct mpq_segment *s
     if (status == MPQ_CORRUPT && segment == NULL && !consumer->peeking)
         mpq_bump(queue->control->lost_segments, missing_from(queue, generation, tail.position));
     return status;
+}
+
+void mpq_keep_loss(struct mpq_consumer *consumer, const struct mpq_error *error)
+{
+    mpq_mutex_lock(&consumer->mutex);
+    struct mpq_error *kept = &consumer->untold;
+    if (consumer->tell && kept->status == MPQ_CORRUPT) { /* one telling for both */
+        const uint64_t items = kept->lost_items + error->lost_items;
+        const uint64_t bytes = kept->lost_bytes + error->lost_bytes;
+        *kept = *error;
+        tell_of(consumer->queue, error->generation, error->offset, items, bytes, kept);
+    } else if (!consumer->tell) {
+        *kept = *error;
+    }
+    consumer->tell = true;
+    mpq_mutex_unlock(&consumer->mutex);
+}
+
+bool mpq_untold_loss(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    if (mpq_consumer_check(consumer, NULL) != MPQ_OK)
+        return false;
+    mpq_mutex_lock(&consumer->mutex);
+    const bool loss = consumer->tell && consumer->untold.status == MPQ_CORRUPT;
+    if (loss) {
+        *error = consumer->untold;
+        consumer->tell = false;
+    }
+    mpq_mutex_unlock(&consumer->mutex);
+    return loss;
 }

@@ -159,18 +159,15 @@ void mpq_dead_free(struct mpq_consumer *consumer)
 
 /* ---- the move; dead->mutex held */
 
-/* Nobody but its mover touches a doomed entry. MPQ_CORRUPT: booked, and kept to be told. */
+/* Nobody but its mover touches a doomed entry. MPQ_CORRUPT: booked. */
 static mpq_status look_at(struct mpq_consumer *consumer, uint64_t seq, struct mpq_item *item,
                           struct mpq_failure *failure, bool *failed, struct mpq_error *error)
 {
     MPQ_CONSUMER_INSIDE(consumer, guard, error);
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
     status = mpq_entry_show(consumer, entry, item, error);
-    if (status == MPQ_CORRUPT) {
+    if (status == MPQ_CORRUPT)
         status = mpq_entry_lost(consumer, entry, error);
-        consumer->untold = *error;
-        consumer->tell = true;
-    }
     *failed = mpq_failure_find(consumer, seq, failure);
     MPQ_CONSUMER_OUTSIDE(consumer, guard);
     return status;
@@ -259,6 +256,8 @@ bool mpq_dead_run(struct mpq_consumer *consumer)
     pthread_mutex_lock(&consumer->dead->mutex);
     while (next_doomed(consumer, &seq)) {
         const mpq_status status = move(consumer, seq, reason, sizeof reason - 1, &error);
+        if (status == MPQ_CORRUPT)
+            mpq_keep_loss(consumer, &error);
         if (status == MPQ_OK || status == MPQ_CORRUPT) {
             consumer->dead->told = false;
             moved = true;

@@ -75,6 +75,9 @@ bool mpq_dead_run(struct mpq_consumer *consumer);
 void mpq_dead_close(struct mpq_consumer *consumer);
 void mpq_dead_free(struct mpq_consumer *consumer);
 
+/* damage.c: nothing held. A loss that no call tells of: the next reserve does. */
+void mpq_keep_loss(struct mpq_consumer *consumer, const struct mpq_error *error);
+
 /* reserve.c: consumer->mutex held. The item of an entry, its frame looked at again; the caller gets
  * a reference to its segment, and attempts so far. MPQ_CORRUPT: damaged since, nothing booked. */
 mpq_status mpq_entry_show(struct mpq_consumer *consumer, struct mpq_entry *entry,

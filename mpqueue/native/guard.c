@@ -228,6 +228,8 @@ static unsigned entry_to(const struct sigaction *outer)
     return ENTRIES;
 }
 
+/* Puts the handler in front of others'. A system call: for where the caller sleeps or maps anyway.
+ */
 void mpq_guard_install(void)
 {
     struct sigaction now;

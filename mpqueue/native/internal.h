@@ -79,8 +79,6 @@ struct mpq_guard {
     uint32_t claimed_count; /* of a batch: its frames follow each other */
 };
 extern __thread struct mpq_guard *mpq_guard_top __attribute__((tls_model("initial-exec")));
-/* Puts the handler in front, where somebody else's is. One system call when nobody's is: for opens
- * and for what sleeps or maps anyway. */
 void mpq_guard_install(void);
 /* After a fault: undoes what the thread held. Returns the status for the caller. */
 mpq_status mpq_guard_recover(struct mpq_guard *guard, struct mpq_queue *queue,

@@ -96,6 +96,7 @@ struct consumer_object {
     PyTypeObject *items; /* Item or a subclass; of TypedItem when typed */
     PyObject *pending; /* NULL or an exception that the next reserve raises */
     char views;
+    char opening; /* __init__ waits for the role, without the interpreter lock */
     char typed; /* items are decoded by the queue's hook */
 };
 
@@ -218,6 +219,14 @@ mpq_status role_check(const struct role *role, struct mpq_error *error);
 /* The role while it may be used, else NULL with Closed set. */
 struct role *role_of(struct consumer_object *consumer);
 PyObject *consumer_fileno(PyObject *object, PyObject *ignored);
+
+/* ---- module_loss.c */
+
+/* A loss: told to on_loss, kept for the next call, or raised. -1 with an exception set. */
+int loss_report(struct consumer_object *self, const struct mpq_error *error, bool keep);
+/* -1 with what an earlier call has kept. */
+int loss_raise(struct consumer_object *self);
+PyObject *consumer_tell_losses(PyObject *object, PyObject *ignored);
 
 /* ---- module_lease.c */
 

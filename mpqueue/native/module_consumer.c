@@ -45,45 +45,12 @@ static int slice_wait(struct consumer_object *self, uint64_t deadline)
     return -1;
 }
 
-/* A loss: told to on_loss, kept for the next call, or raised. -1 with an exception set. */
-static int loss_report(struct consumer_object *self, const struct mpq_error *error, bool keep)
-{
-    events_report((struct queue_object *)self->queue);
-    if (!self->on_loss && !keep) {
-        error_raise(self->state, MPQ_CORRUPT, error);
-        return -1;
-    }
-    PyObject *exception = error_make(self->state, MPQ_CORRUPT, error);
-    if (!exception)
-        return -1;
-    if (!self->on_loss) {
-        Py_XDECREF(self->pending);
-        self->pending = exception;
-        return 0;
-    }
-    PyObject *done = PyObject_CallFunctionObjArgs(self->on_loss, exception, NULL);
-    Py_DECREF(exception);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
-}
-
-static int pending_raise(struct consumer_object *self)
-{
-    PyObject *exception = self->pending;
-    if (LIKELY(!exception))
-        return 0;
-    self->pending = NULL;
-    PyErr_SetObject((PyObject *)Py_TYPE(exception), exception);
-    Py_DECREF(exception);
-    return -1;
-}
-
 /* 1: *item is filled; 0: nothing came in time; -1: an exception is set. */
 static int act_wait(struct consumer_object *self, enum act act, uint64_t timeout,
                     struct mpq_room *room, struct mpq_item *item)
 {
     struct role *role = self->role ? self->role : role_of(self);
-    if (UNLIKELY(!role || pending_raise(self) < 0))
+    if (UNLIKELY(!role || loss_raise(self) < 0))
         return -1;
     struct mpq_error error;
     mpq_status status = act_try(role, act, room, item, &error);
@@ -356,7 +323,7 @@ static PyObject *consumer_reserve_many(PyObject *object, PyObject *const *args, 
         PyErr_SetString(PyExc_ValueError, "reserve_many() wants n >= 1 and max_bytes >= 1");
         return NULL;
     }
-    if (!role_of(self) || pending_raise(self) < 0 || !(harvest.list = PyList_New(0)))
+    if (!role_of(self) || loss_raise(self) < 0 || !(harvest.list = PyList_New(0)))
         return NULL;
     harvest.wanted = (uint64_t)wanted;
     if (harvest_run(self, &harvest, linger, timeout) == 0)
@@ -524,27 +491,46 @@ static PyObject *consumer_checkpoint(PyObject *object, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
-static PyObject *consumer_close(PyObject *object, PyObject *ignored)
+static int role_close(struct consumer_object *self)
 {
-    (void)ignored;
-    struct consumer_object *self = (struct consumer_object *)object;
-    if (!self->role || self->role->close_later)
-        Py_RETURN_NONE;
-    if (!self->role->closing) {
-        events_report((struct queue_object *)self->queue);
-        self->role->closing = true;
-        if (waiter_inside(self->role->handle, self->role)) {
-            self->role->close_later = true;
-            Py_RETURN_NONE;
-        }
+    struct role *role = self->role;
+    if (role->closing) /* by what was told of a loss */
+        return 0;
+    role->closing = true;
+    if (waiter_inside(role->handle, role)) {
+        role->close_later = true;
+        return 0;
     }
     struct mpq_error error;
     PyThreadState *thread = PyEval_SaveThread();
-    mpq_status status = mpq_consumer_close(self->role->consumer, &error);
+    mpq_status status = mpq_consumer_close(role->consumer, &error);
     PyEval_RestoreThread(thread);
-    if (status != MPQ_OK && status != MPQ_FORKED && status != MPQ_CLOSED)
-        return error_raise(self->state, status, &error);
-    Py_RETURN_NONE;
+    if (status == MPQ_OK || status == MPQ_FORKED || status == MPQ_CLOSED)
+        return 0;
+    error_raise(self->state, status, &error);
+    return -1;
+}
+
+static PyObject *consumer_close(PyObject *object, PyObject *ignored)
+{
+    struct consumer_object *self = (struct consumer_object *)object;
+    if (!self->role || self->role->closing)
+        Py_RETURN_NONE;
+    PyObject *told = consumer_tell_losses(object, ignored);
+    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    if (!told) /* it closes all the same */
+        PyErr_Fetch(&type, &value, &traceback);
+    const int failed = role_close(self);
+    if (told || failed < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+    if (failed < 0)
+        Py_CLEAR(told);
+    return told;
 }
 
 /* ---- attributes ----------------------------------------------------------------------------- */
@@ -632,12 +618,12 @@ static int consumer_init(PyObject *object, PyObject *args, PyObject *kwargs)
                                      self->state->queue_type, &queue, &wait, &views, &on_loss,
                                      &PyType_Type, &items))
         return -1;
-    if (self->role) {
+    if (wait && wait != Py_None && timeout_parse(wait, &timeout) < 0)
+        return -1;
+    if (self->role || self->opening) { /* asked after what may run Python */
         PyErr_SetString(PyExc_TypeError, "this consumer is already open");
         return -1;
     }
-    if (wait && wait != Py_None && timeout_parse(wait, &timeout) < 0)
-        return -1;
     self->typed = ((struct queue_object *)queue)->decode != NULL;
     PyTypeObject *base = self->typed ? self->state->typed_item_type : self->state->item_type;
     PyTypeObject *type = items ? (PyTypeObject *)items : base;
@@ -651,8 +637,12 @@ static int consumer_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->items = (PyTypeObject *)Py_NewRef((PyObject *)type);
     Py_CLEAR(self->queue);
     self->queue = Py_NewRef(queue);
-    if (consumer_set_on_loss(object, on_loss, NULL) < 0 ||
-        consumer_adopt(self, (struct queue_object *)queue, timeout) < 0)
+    if (consumer_set_on_loss(object, on_loss, NULL) < 0)
+        return -1;
+    self->opening = 1;
+    const int failed = consumer_adopt(self, (struct queue_object *)queue, timeout);
+    self->opening = 0;
+    if (failed < 0)
         return -1;
     events_report((struct queue_object *)queue);
     return 0;
@@ -725,6 +715,8 @@ static PyMethodDef consumer_methods[] = {
      "many that were.\nOutOfRange beyond what was delivered."},
     {"_redrive", consumer_redrive, METH_VARARGS,
      "_redrive(item, queue, timeout=0, /) -> seq there"},
+    {"_tell_losses", consumer_tell_losses, METH_NOARGS,
+     "_tell_losses() -> None\n\nHand on_loss what was kept for the next call."},
     {"nack", consumer_nack, METH_O, "nack(item, /) -> None\n\nSee Item.nack()."},
     {"rewind", consumer_rewind, METH_NOARGS,
      "rewind() -> tuple[int, int]\n\nNack everything handed out: how many items, and bytes of "

@@ -317,6 +317,9 @@ MPQ_CHECKED mpq_status mpq_consumer_open(struct mpq_queue *queue, const struct m
 /* Persists acks, gives the role back; outstanding items return to ready. Idempotent. */
 mpq_status mpq_consumer_close(struct mpq_consumer *consumer, struct mpq_error *error);
 void mpq_consumer_free(struct mpq_consumer *consumer);
+/* For who closes it next: a loss that was booked and is kept for the next reserve, which would have
+ * told it. False: there is none. */
+bool mpq_untold_loss(struct mpq_consumer *consumer, struct mpq_error *error);
 bool mpq_consumer_is_closed(const struct mpq_consumer *consumer);
 
 /* Hands out the lowest ready item, both hashes verified. Under lease_timeout it is ready again when
