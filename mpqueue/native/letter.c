@@ -141,7 +141,12 @@ mpq_status mpq_redrive(struct mpq_consumer *consumer, uint64_t seq, uint64_t tok
     status = mpq_item_again(consumer, seq, token, &item, error);
     if (status == MPQ_OK) {
         status = mpq_letter_make(from, &item, NULL, &letter, &in, error);
+        const bool intact = mpq_item_intact(consumer, &item);
         mpq_segment_release(item.segment);
+        if (status == MPQ_OK && !intact) {
+            from->io->free(from->io, letter);
+            status = mpq_stale(consumer, seq, false, error);
+        }
     }
     if (status == MPQ_OK) {
         status = mpq_letter_send(to, &in, call, put, error);

@@ -249,7 +249,8 @@ extern PyType_Spec item_spec;
 extern PyType_Spec typed_item_spec;
 extern PyType_Spec view_spec;
 /* Wraps what the core handed out and takes over item->segment, also when it fails: then the item
- * is ready again. A peeked item is settled from the start and never a view. */
+ * is ready again. A peeked item is settled from the start and never a view. NULL without an
+ * exception: somebody settled it before its bytes were copied; look again. */
 PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked);
 /* Gives an item of a failed call back without a warning. */
 void item_return(struct item_object *item);

@@ -104,9 +104,12 @@ static PyObject *consumer_reserve(PyObject *object, PyObject *const *args, Py_ss
     struct mpq_item item;
     uint8_t small[SMALL_BYTES];
     struct mpq_room room = {small, self->views ? 0 : sizeof small};
-    int found = act_wait(self, ACT_RESERVE, timeout, &room, &item);
-    if (LIKELY(found > 0))
-        return item_wrap(self, &item, false);
+    int found;
+    while (LIKELY((found = act_wait(self, ACT_RESERVE, timeout, &room, &item)) > 0)) {
+        PyObject *wrapped = item_wrap(self, &item, false);
+        if (LIKELY(wrapped || PyErr_Occurred()))
+            return wrapped;
+    }
     if (found < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -124,12 +127,17 @@ static PyObject *consumer_take(PyObject *object, PyObject *const *args, Py_ssize
     struct mpq_item found;
     uint8_t small[SMALL_BYTES];
     struct mpq_room room = {small, self->views ? 0 : sizeof small};
-    int status = act_wait(self, ACT_RESERVE, timeout, &room, &found);
-    if (status < 0)
-        return NULL;
-    if (status == 0)
-        Py_RETURN_NONE;
-    PyObject *item = item_wrap(self, &found, false);
+    PyObject *item = NULL;
+    while (!item) {
+        int status = act_wait(self, ACT_RESERVE, timeout, &room, &found);
+        if (status < 0)
+            return NULL;
+        if (status == 0)
+            Py_RETURN_NONE;
+        item = item_wrap(self, &found, false);
+        if (!item && PyErr_Occurred())
+            return NULL;
+    }
     if (item && self->typed && typed_decode((struct typed_object *)item) < 0)
         Py_CLEAR(item); /* before the ack: what cannot be decoded stays */
     if (!item || item_ack((struct item_object *)item, false) == 0)
@@ -150,9 +158,12 @@ static PyObject *consumer_peek(PyObject *object, PyObject *ignored)
     (void)ignored;
     struct consumer_object *self = (struct consumer_object *)object;
     struct mpq_item item;
-    int found = act_wait(self, ACT_PEEK, 0, NULL, &item);
-    if (found > 0)
-        return item_wrap(self, &item, true);
+    int found;
+    while ((found = act_wait(self, ACT_PEEK, 0, NULL, &item)) > 0) {
+        PyObject *wrapped = item_wrap(self, &item, true);
+        if (wrapped || PyErr_Occurred())
+            return wrapped;
+    }
     if (found < 0)
         return NULL;
     Py_RETURN_NONE;
@@ -207,6 +218,8 @@ static int harvest_add(struct consumer_object *self, struct harvest *harvest,
             continue;
         }
         PyObject *item = item_wrap(self, &items[i], false);
+        if (!item && !PyErr_Occurred())
+            continue;
         if (!item || PyList_Append(harvest->list, item) < 0) {
             if (item)
                 item_return((struct item_object *)item);

@@ -163,6 +163,18 @@ static void item_free(struct state *state, PyTypeObject *type, PyObject *object)
     Py_DECREF(type);
 }
 
+/* Making an object may run Python, and a large copy lets go of the interpreter lock: others may
+ * have closed the consumer (false, with Closed set), or have settled the item (false). */
+static bool still_there(struct role *role, const struct mpq_item *item)
+{
+    struct mpq_error error;
+    mpq_status status = role_check(role, &error);
+    if (LIKELY(status == MPQ_OK))
+        return mpq_item_intact(role->consumer, item);
+    error_raise(role->state, status, &error);
+    return false;
+}
+
 PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *item, bool peeked)
 {
     struct role *role = consumer->role;
@@ -192,6 +204,8 @@ PyObject *item_wrap(struct consumer_object *consumer, const struct mpq_item *ite
         self->ext = bytes_copy(item, item->ext, item->ext_length);
         whole = self->ext != NULL;
     }
+    if (item->segment && whole)
+        whole = still_there(role, item);
     mpq_segment_release(item->segment);
     if (LIKELY(whole))
         return (PyObject *)self;

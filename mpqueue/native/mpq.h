@@ -366,6 +366,9 @@ void mpq_segment_release(struct mpq_segment *segment);
 void mpq_segment_retain(struct mpq_segment *segment);
 /* memcpy out of an item; false when its file was truncated since it was handed out. */
 MPQ_CHECKED bool mpq_copy_out(void *to, const void *from, size_t bytes);
+/* What was copied or mapped before this call is what was handed out. False: somebody settled the
+ * item meanwhile, and its segment's file may hold other items by now. The consumer is open. */
+bool mpq_item_intact(const struct mpq_consumer *consumer, const struct mpq_item *item);
 /* A second mapping of the item's segment for zero-copy views: as long as a reference to it lives,
  * in this process or a forked child, the file is not reused. *body points into it. NULL when it
  * cannot be made. */

@@ -46,3 +46,11 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
     *body = view->base + (item->body - item->segment->base);
     return view;
 }
+
+bool mpq_item_intact(const struct mpq_consumer *consumer, const struct mpq_item *item)
+{
+    /* SYNC reuse: acquire here, partner is the store of oldest_generation in reclaim_inside, which
+     * whoever takes the file looks at before it writes. */
+    atomic_thread_fence(memory_order_acquire);
+    return mpq_load(consumer->queue->control->oldest_generation) <= item->segment->generation;
+}
