@@ -507,13 +507,12 @@ static PyObject *consumer_checkpoint(PyObject *object, PyObject *ignored)
 static int role_close(struct consumer_object *self)
 {
     struct role *role = self->role;
-    if (role->closing) /* by what was told of a loss */
-        return 0;
-    role->closing = true;
-    if (waiter_inside(role->handle, role)) {
-        role->close_later = true;
-        return 0;
+    if (!role->closing) { /* else by what was told of a loss, or by another thread */
+        role->closing = true;
+        role->close_later = waiter_inside(role->handle, role);
     }
+    if (role->close_later)
+        return 0;
     struct mpq_error error;
     PyThreadState *thread = PyEval_SaveThread();
     mpq_status status = mpq_consumer_close(role->consumer, &error);
@@ -527,9 +526,11 @@ static int role_close(struct consumer_object *self)
 static PyObject *consumer_close(PyObject *object, PyObject *ignored)
 {
     struct consumer_object *self = (struct consumer_object *)object;
-    if (!self->role || self->role->closing)
+    if (!self->role || self->role->close_later)
         Py_RETURN_NONE;
-    PyObject *told = consumer_tell_losses(object, ignored);
+    /* Where another thread closes it, this waits for it: acks are durable when it returns. */
+    PyObject *told =
+        self->role->closing ? Py_NewRef(Py_None) : consumer_tell_losses(object, ignored);
     PyObject *type = NULL, *value = NULL, *traceback = NULL;
     if (!told) /* it closes all the same */
         PyErr_Fetch(&type, &value, &traceback);
