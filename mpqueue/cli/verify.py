@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         ]
     )
     bodies = "headers and bodies" if args.deep else "headers (--deep hashes bodies too)"
-    verdict = "DAMAGED" if report.damage else "whole"
+    warned = any(finding.severity == "warning" for finding in report.findings)
+    verdict = "DAMAGED" if report.damage else "whole, with warnings" if warned else "whole"
     print(f"{common.shown(str(report.path))}: {verdict}; checked {bodies}")
     return code

@@ -273,20 +273,44 @@ static mpq_status sizes(struct mpq_queue *queue, const struct mpq_item_in *items
     return MPQ_OK;
 }
 
-/* Maps what place() missed; false when it cannot. Leaves the reason in *error. */
-static bool map_missing(struct mpq_queue *queue, uint64_t generation, struct mpq_error *error,
-                        mpq_status *status)
+/* Maps what place() missed; false when it cannot. Leaves the reason in *error. *broken: what is
+ * there is no segment as it was prepared, and nobody was seen to enter it. */
+static bool map_missing(struct mpq_queue *queue, uint64_t generation, uint64_t *broken,
+                        struct mpq_error *error, mpq_status *status)
 {
     struct mpq_error local;
     struct mpq_segment *segment = mpq_segment_map(queue, generation, &local);
+    const bool ahead = generation > MPQ_POSITION_GEN(mpq_tail_position(queue->control));
+    if (segment != NULL && ahead &&
+        !mpq_segment_as_made(queue, segment->base, segment->bytes, generation)) {
+        mpq_segment_forget(queue, generation);
+        *broken = generation;
+        return true;
+    }
     if (segment != NULL || generation < mpq_load(queue->control->oldest_generation))
         return true; /* or it was drained and reclaimed meanwhile: the tail has moved on */
+    if (local.status == MPQ_CORRUPT && ahead && *broken != generation) {
+        *broken = generation;
+        return true;
+    }
     *status = local.status;
     if (local.status == MPQ_CORRUPT)
         *status = local.status = MPQ_REMOVED; /* a segment that claims go to was deleted */
     if (error != NULL)
         *error = local;
     return false;
+}
+
+/* Claims go on behind a generation that nobody can enter; the walk meets it, and no seq lay there.
+ * Its file is left to reclaim. */
+static void pass(struct mpq_queue *queue, struct mpq_tail_now *tail, uint64_t broken,
+                 const uint64_t *entered, uint64_t now_ns)
+{
+    roll(queue, tail, entered, now_ns);
+    tail->position = MPQ_POSITION(broken, 0);
+    mpq_tail_write(queue->control, tail);
+    struct mpq_ring_entry *entry = mpq_ring_at(queue, broken);
+    atomic_fetch_or(&entry->bytes, MPQ_RING_DAMAGED);
 }
 
 /* A ring may be full of segments that were prepared ahead and are too small for a large item: they
@@ -306,6 +330,7 @@ mpq_status mpq_claim_keyed(struct mpq_queue *queue, const struct mpq_item_in *it
     const uint64_t now_ns = stamp(queue);
     claim->enqueued_at = now_ns;
     uint64_t entered[ENTER_MAX + 1];
+    uint64_t broken = 0;
     /* One round a segment that must be mapped first; more only under a racing tail. */
     for (unsigned tries = 0; tries < 2 * ENTER_MAX; tries++) {
         struct mpq_tail_now tail;
@@ -338,13 +363,20 @@ mpq_status mpq_claim_keyed(struct mpq_queue *queue, const struct mpq_item_in *it
             roll(queue, &tail, entered, now_ns);
             mpq_tail_write(control, &tail);
         }
+        const bool passed = status == MPQ_AGAIN && claim->need == MPQ_NEED_NOTHING && broken != 0 &&
+                            claim->need_generation == broken &&
+                            broken > MPQ_POSITION_GEN(tail.position);
+        if (passed)
+            pass(queue, &tail, broken, entered, now_ns);
         if (status != MPQ_OK) {
             mpq_lock_release(queue);
+            if (passed)
+                continue;
             if (stuck) /* the walk over them moves the floor; it flushes them */
                 mpq_wake(queue, &control->items_event, &control->items_waiting);
             if (status != MPQ_AGAIN || claim->need != MPQ_NEED_NOTHING)
                 return status;
-            if (!map_missing(queue, claim->need_generation, error, &status))
+            if (!map_missing(queue, claim->need_generation, &broken, error, &status))
                 return status;
             continue;
         }

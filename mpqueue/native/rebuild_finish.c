@@ -1,8 +1,6 @@
 /* rebuild_finish.c - a rebuild's conclusions, made durable: segments, meta, cursor, then the name.
  *
  * I2 of rebuild.c is the order of mpq_rebuild_finish. */
-#include <fcntl.h>
-#include <stdio.h>
 
 #include "rebuild.h"
 
@@ -145,17 +143,6 @@ static void fill_control(struct rebuild *r, const struct mpq_meta_slot *meta,
     }
 }
 
-static void quarantine_file(struct mpq_queue *queue, uint64_t generation, struct mpq_repair *report)
-{
-    char name[MPQ_NAME_MAX], kept[96];
-    mpq_segment_name(generation, name);
-    snprintf(kept, sizeof kept, "corrupt/%020llu-%s",
-             (unsigned long long)queue->io->wall_ns(queue->io), name);
-    (void)queue->io->mkdir(queue->io, queue->dirfd, "corrupt", 0700);
-    if (queue->io->rename(queue->io, queue->dirfd, name, kept) == 0)
-        report->quarantined++;
-}
-
 /* Files behind the last item hold nothing that was accepted; but only what is well formed is
  * thrown away, and only when nothing is missing: the rest is kept aside. */
 static void clear_behind(struct rebuild *r, const struct mpq_generations *found,
@@ -171,19 +158,19 @@ static void clear_behind(struct rebuild *r, const struct mpq_generations *found,
         struct mpq_segment *segment = mpq_segment_map(queue, generation, NULL);
         struct stat now;
         bool empty = segment == NULL && queue->io->stat(queue->io, queue->dirfd, name, &now) == 0 &&
-                     now.st_size == 0;
+                     S_ISREG(now.st_mode) && now.st_size == 0;
         bool formed =
             segment != NULL && r->missing_end == 0 &&
             mpq_segment_header_check(queue, segment->base, segment->bytes, generation) == MPQ_OK;
         if (generation <= r->last) {
             if (segment == NULL && !empty)
-                quarantine_file(queue, generation, r->report);
+                r->report->quarantined += mpq_set_aside(queue, generation);
             continue;
         }
         if (formed || empty)
             (void)queue->io->unlink(queue->io, queue->dirfd, name);
         else
-            quarantine_file(queue, generation, r->report);
+            r->report->quarantined += mpq_set_aside(queue, generation);
     }
     mpq_segments_forget(queue);
 }

@@ -47,7 +47,8 @@ static bool free_segment(struct mpq_queue *queue, uint64_t generation)
     }
     char name[MPQ_NAME_MAX];
     mpq_segment_name(generation, name);
-    if (queue->io->unlink(queue->io, queue->dirfd, name) != 0 && errno != ENOENT)
+    if (queue->io->unlink(queue->io, queue->dirfd, name) != 0 && errno != ENOENT &&
+        (errno != EISDIR || !mpq_set_aside(queue, generation)))
         return false;
     if (known) {
         mpq_store(entry->bytes, 0); /* the file is gone: see mpq_segments_forget_freed */

@@ -86,8 +86,8 @@ void mpq_sweep_segments(struct mpq_queue *queue, const struct mpq_generations *f
             mpq_store(entry->bytes, queue->segment_size);
             atomic_store(&entry->state, MPQ_STATE(0, MPQ_RING_KEPT));
             keep--;
-        } else {
-            (void)queue->io->unlink(queue->io, queue->dirfd, name);
+        } else if (queue->io->unlink(queue->io, queue->dirfd, name) != 0) {
+            (void)mpq_set_aside(queue, generation);
         }
     }
 }
@@ -271,11 +271,25 @@ static void pass_active(struct mpq_queue *queue, const struct mpq_generations *f
         if (found->list[i] > active) { /* prepared, never entered */
             char name[MPQ_NAME_MAX];
             mpq_segment_name(found->list[i], name);
-            (void)queue->io->unlink(queue->io, queue->dirfd, name);
+            if (queue->io->unlink(queue->io, queue->dirfd, name) != 0)
+                (void)mpq_set_aside(queue, found->list[i]);
         }
     mpq_segments_forget(queue);
     tail.position = MPQ_POSITION(active + 1, 0);
     mpq_tail_write(queue->control, &tail);
+}
+
+/* What was prepared and never entered must be as it was made: the next claims go there. */
+static void clear_ahead(struct mpq_queue *queue, const struct mpq_generations *found)
+{
+    const uint64_t active = MPQ_POSITION_GEN(mpq_tail_read(queue->control).position);
+    for (uint32_t i = 0; i < found->count; i++) {
+        const uint64_t generation = found->list[i];
+        if (generation <= active || mpq_segment_intact(queue, generation) != MPQ_INTACT_NO)
+            continue;
+        mpq_segment_forget(queue, generation);
+        (void)mpq_set_aside(queue, generation);
+    }
 }
 
 static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *meta,
@@ -314,6 +328,7 @@ static mpq_status trust(struct mpq_queue *queue, const struct mpq_meta_slot *met
     mpq_members_clear(queue);
     if (active_gone)
         pass_active(queue, found);
+    clear_ahead(queue, found);
     restore_ring(queue, found, oldest);
     /* Where the disk fails, the queue opens poisoned; files stay. */
     struct mpq_error unsaved;

@@ -42,19 +42,33 @@ static uint64_t segment_hash(const struct mpq_segment_header *header, uint64_t h
     return mpq_xxh64(header, offsetof(struct mpq_segment_header, hash), hash_seed);
 }
 
-mpq_status mpq_segment_header_check(struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
-                                    uint64_t generation)
+/* The size that its static header states; 0 = neither copy holds. */
+static uint64_t stated_bytes(const struct mpq_queue *queue, const uint8_t *base,
+                             uint64_t generation)
 {
     static const uint32_t places[2] = {MPQ_SEGMENT_HEADER_A, MPQ_SEGMENT_HEADER_B};
     for (int i = 0; i < 2; i++) {
         struct mpq_segment_header header;
         memcpy(&header, base + places[i], sizeof header);
         if (header.magic == MPQ_SEGMENT_MAGIC && header.generation == generation &&
-            memcmp(header.uuid, queue->uuid, 16) == 0 && header.bytes <= bytes &&
+            memcmp(header.uuid, queue->uuid, 16) == 0 &&
             header.hash == segment_hash(&header, queue->hash_seed))
-            return MPQ_OK;
+            return header.bytes;
     }
-    return MPQ_CORRUPT;
+    return 0;
+}
+
+mpq_status mpq_segment_header_check(struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
+                                    uint64_t generation)
+{
+    const uint64_t stated = stated_bytes(queue, base, generation);
+    return stated != 0 && stated <= bytes ? MPQ_OK : MPQ_CORRUPT;
+}
+
+bool mpq_segment_as_made(const struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
+                         uint64_t generation)
+{
+    return stated_bytes(queue, base, generation) == bytes;
 }
 
 static uint64_t roll_hash(const struct mpq_roll *roll, uint64_t hash_seed, uint64_t generation)
@@ -116,6 +130,12 @@ void mpq_segments_forget(struct mpq_queue *queue)
     for (unsigned i = 0; i < MPQ_MAPS; i++)
         if (queue->maps[i] != NULL)
             forget(queue, i);
+}
+
+void mpq_segment_forget(struct mpq_queue *queue, uint64_t generation)
+{
+    if (mpq_segment_mapped(queue, generation) != NULL)
+        forget(queue, generation % MPQ_MAPS);
 }
 
 /* Mappings of deleted files would pin their disk blocks in every process. Those of files that are
@@ -223,7 +243,11 @@ struct mpq_segment *mpq_segment_map(struct mpq_queue *queue, uint64_t generation
     mpq_segment_name(generation, name);
     int fd = io->open(io, queue->dirfd, name, O_RDWR, 0);
     if (fd < 0) {
-        if (errno != ENOENT) {
+        if (errno == EISDIR || errno == ENXIO || errno == ELOOP) { /* put in its place */
+            mpq_fail(error, MPQ_CORRUPT, "%s: %s is no file", queue->path, name);
+            if (error != NULL)
+                error->generation = generation;
+        } else if (errno != ENOENT) {
             mpq_fail_errno(error, "%s: cannot open %s", queue->path, name);
         } else if (mpq_still_there(queue, error) == MPQ_OK) {
             mpq_fail(error, MPQ_CORRUPT, "%s: %s is missing", queue->path, name);

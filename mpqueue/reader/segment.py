@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -58,6 +59,7 @@ class SegmentFile:
         head = self._pread(0, layout.SEGMENT_FIRST)
         self.findings: list[Finding] = []
         self.whole = False  # it is as long as its header says
+        self.as_made = False  # ... and not longer
         self.valid = self._read_static(head, meta)
         self.roll = self._read_roll(head, meta)
 
@@ -115,12 +117,12 @@ class SegmentFile:
                 Finding("warning", self.name, offset, -1, f"static header {letter} is damaged")
             )
         self.whole = stated is not None and stated <= self.size
+        self.as_made = stated == self.size
         if stated is not None and stated != self.size:
             text = f"is {self.size} bytes long, its header says {stated}"
             if stated < self.size:
                 text += "; what is behind that is not looked at"
-            severity = "warning" if stated < self.size else "error"
-            self.findings.append(Finding(severity, self.name, -1, -1, text))
+            self.findings.append(Finding("warning", self.name, -1, -1, text))
             self.size = min(self.size, stated)
         return stated is not None
 
@@ -145,8 +147,11 @@ class SegmentFile:
 
 
 def open_segment(directory: Path, generation: int, meta: Meta) -> SegmentFile | None:
-    """The segment, or None when it was reclaimed meanwhile. Raises OSError otherwise."""
+    """The segment, or None when it was reclaimed meanwhile or is no regular file, which the core
+    takes for missing too. Raises OSError otherwise."""
     try:
+        if not stat.S_ISREG(os.lstat(directory / layout.segment_name(generation)).st_mode):
+            return None
         return SegmentFile(directory, generation, meta)
     except FileNotFoundError:
         return None

@@ -23,6 +23,10 @@ from mpqueue.reader.walk import Walk
 # What may lie in a queue directory besides segments.
 _KNOWN = {"meta", "control", "cursor", "keys", "corrupt", "dead"}
 _TEMPORARY = ("preparing-", "making-")
+_AHEAD = (
+    "it was prepared for the next items and nothing in it is owed: puts pass it, or the next open "
+    "sets it aside in corrupt/ and it is made anew"
+)
 
 
 class SegmentCount(NamedTuple):
@@ -247,11 +251,19 @@ def _bounds(inspection: Inspection, walk: Walk) -> list[Finding]:
         if generation in walked:
             continue
         segment = open_segment(inspection.path, generation, meta)
-        if segment is not None:
-            if not segment.valid:
-                text = "has no valid static header; nothing in it is owed"
-                findings.append(Finding("note", name, -1, -1, text))
-            segment.close()
+        ahead = walk.tail_generation is not None and generation > walk.tail_generation
+        if segment is None:
+            if os.path.lexists(inspection.path / name):
+                text = "is no regular file; " + (_AHEAD if ahead else "it counts as missing")
+                findings.append(Finding("warning", name, -1, -1, text))
+            continue
+        if ahead and not segment.as_made:
+            text = "is not as it was made (cut short, or overwritten); " + _AHEAD
+            findings.append(Finding("warning", name, -1, -1, text))
+        elif not segment.valid:
+            text = "has no valid static header; nothing in it is owed"
+            findings.append(Finding("note", name, -1, -1, text))
+        segment.close()
     control = inspection.source.control
     if control is not None and control.tail["next_seq"] > meta.seq_mark:
         # Meta is raised ahead of the tail, and was read before control.

@@ -49,6 +49,7 @@ class Walk:
         self._expected, self._end, self._epoch = 0, 0, source.meta.epoch  # behind the last frame
         tail = source.control.tail["position"] if source.control is not None else 0
         self._tail = layout.position_parts(tail) if source.control is not None else None
+        self.tail_generation = self._tail[0] if self._tail is not None else None
         self._nothing_left = False
         self.first_generation = first_generation
         # Of the last byte: a position at offset 0 stands for a segment that is yet to be made.
