@@ -35,13 +35,14 @@ static bool may_keep(const struct mpq_queue *queue, uint64_t oldest)
            live + kept <= mpq_load(control->max_segments) && !queue->weak;
 }
 
-static bool free_segment(struct mpq_queue *queue, uint64_t generation)
+static bool free_segment(struct mpq_queue *queue, uint64_t generation, bool *kept)
 {
     struct mpq_control *control = queue->control;
     struct mpq_ring_entry *entry = mpq_ring_at(queue, generation);
     const uint64_t bytes = mpq_load(entry->bytes);
     const bool known = mpq_load(entry->generation) == generation;
-    if (known && bytes == queue->segment_size && may_keep(queue, generation)) {
+    *kept = known && bytes == queue->segment_size && may_keep(queue, generation);
+    if (*kept) {
         atomic_store(&entry->state, MPQ_STATE(0, MPQ_RING_KEPT));
         return true;
     }
@@ -56,6 +57,15 @@ static bool free_segment(struct mpq_queue *queue, uint64_t generation)
     }
     atomic_fetch_add_explicit(&control->segments_removed, 1, memory_order_relaxed);
     return true;
+}
+
+/* A preparer that stood still before its link may have given the name again after it was freed and
+ * before the look that name_file of segment.c takes: either sees what the other did. */
+static void free_name_again(struct mpq_queue *queue, uint64_t generation)
+{
+    char name[MPQ_NAME_MAX];
+    mpq_segment_name(generation, name);
+    (void)queue->io->unlink(queue->io, queue->dirfd, name);
 }
 
 /* retain: acked segments stay for a while, but never make a producer wait. */
@@ -87,13 +97,17 @@ static void reclaim_inside(struct mpq_consumer *consumer, bool pressed)
     bool moved = false;
     struct mpq_error error;
     while (oldest < MPQ_POSITION_GEN(durable) && !retained(queue, oldest, pressed)) {
+        bool kept;
         /* With the frames go their keys: those that are remembered are in a file by then. */
-        if (!(moved || mpq_keys_save(queue, &error) == MPQ_OK) || !free_segment(queue, oldest)) {
+        if (!(moved || mpq_keys_save(queue, &error) == MPQ_OK) ||
+            !free_segment(queue, oldest, &kept)) {
             mpq_store(control->unreclaimed, MPQ_POSITION_GEN(durable) - oldest);
             break;
         }
         oldest++;
         atomic_store(&control->oldest_generation, oldest);
+        if (!kept)
+            free_name_again(queue, oldest - 1);
         mpq_store(control->unreclaimed, 0);
         moved = true;
     }

@@ -371,6 +371,9 @@ static int store_header(mpq_io *io, int fd, const struct mpq_segment_header *hea
     return rc;
 }
 
+/* *named_bytes: of the file that has the name then, or 0 when the generation was used and freed
+ * while this preparer stood still; the second look at it, here and in reclaim, follows the link, or
+ * the store that frees it, and one of the two sees the other's. */
 static mpq_status name_file(struct mpq_queue *queue, int fd, uint64_t generation, uint64_t bytes,
                             const char *name, uint64_t *named_bytes, struct mpq_error *error)
 {
@@ -390,11 +393,22 @@ static mpq_status name_file(struct mpq_queue *queue, int fd, uint64_t generation
     if (store_header(io, fd, &header) != 0)
         return mpq_fail_errno(error, "%s: cannot write the header of segment %llu", queue->path,
                               (unsigned long long)generation);
-    if (io->link(io, queue->dirfd, name, final) != 0 && errno != EEXIST)
+    const bool linked = io->link(io, queue->dirfd, name, final) == 0;
+    if (!linked && errno != EEXIST)
         return mpq_fail_errno(error, "%s: cannot name segment %llu", queue->path,
                               (unsigned long long)generation);
-    if (io->stat(io, queue->dirfd, final, &now) != 0)
+    if (generation < atomic_load(&queue->control->oldest_generation)) {
+        if (linked)
+            (void)io->unlink(io, queue->dirfd, final);
+        *named_bytes = 0;
+        return MPQ_OK;
+    }
+    if (io->stat(io, queue->dirfd, final, &now) != 0) {
+        *named_bytes = 0;
+        if (errno == ENOENT) /* somebody else's, and freed just now */
+            return MPQ_OK;
         return mpq_fail_errno(error, "%s: cannot look at %s", queue->path, final);
+    }
     if (io->sync(io, queue->dirfd) != 0) {
         int saved = errno;
         mpq_poison(queue, saved, MPQ_STAGE_DIRECTORY);
@@ -445,9 +459,9 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
     status = name_file(queue, fd, generation, bytes, name, &named_bytes, error);
     io->close(io, fd);
     (void)io->unlink(io, queue->dirfd, name);
-    if (status == MPQ_OK)
+    if (status == MPQ_OK && named_bytes != 0)
         status = raise_marks(queue, generation, call, error);
-    if (status != MPQ_OK)
+    if (status != MPQ_OK || named_bytes == 0)
         return status;
     atomic_fetch_add_explicit(reused ? &control->segments_reused : &control->segments_made, 1,
                               memory_order_relaxed);
@@ -455,6 +469,10 @@ static mpq_status build(struct mpq_queue *queue, uint64_t generation, uint64_t b
     uint64_t state = atomic_load(&entry->state);
     while (MPQ_STATE_CODE(state) != MPQ_RING_PREPARED ||
            mpq_load(entry->generation) != generation) {
+        /* Others entered it and it was freed meanwhile; kept under this name, it is reclaim's. */
+        if (generation < atomic_load(&control->oldest_generation) ||
+            (MPQ_STATE_CODE(state) == MPQ_RING_KEPT && mpq_load(entry->generation) == generation))
+            break;
         mpq_store(entry->bytes, named_bytes);
         mpq_store(entry->freed_at, 0);
         mpq_store(entry->generation, generation);
