@@ -15,19 +15,22 @@ from mpqueue.reader.files import Meta, xxh64
 
 
 class Evidence(NamedTuple):
-    """`position`: no power cut took what lay before it. `accepted` items: a lifetime total."""
+    """`position`: no power cut took what lay before it. `accepted` and `settled` items: lifetime
+    totals; `settled` is -1 where no record tells."""
 
     position: int
     accepted: int
+    settled: int
 
 
 def read_evidence(control: Control | None, meta: Meta) -> Evidence:
     """What its records say whose check holds; zeros where there is none of this queue's epoch."""
     if control is None or not _is_older_self(control, meta):
-        return Evidence(0, 0)
+        return Evidence(0, 0, -1)
     values = control.values
     this_boot = values["boot_id"].rstrip(b"\0").decode("ascii", "replace") == boot_id()
     position = accepted = 0
+    settled = -1
     base = layout.CONTROL.offset("tail")
     for at in (base, base + layout.TAIL.size):
         half = control.raw[at : at + layout.TAIL.size]
@@ -39,7 +42,13 @@ def read_evidence(control: Control | None, meta: Meta) -> Evidence:
         accepted = max(accepted, items)
         if this_boot:
             position = max(position, tail["position"])
-    return Evidence(position, accepted)
+    base = layout.CONTROL.offset("consumer_record")
+    for at in (base, base + layout.CONSUMER_RECORD.size):
+        half = control.raw[at : at + layout.CONSUMER_RECORD.size]
+        *words, check = struct.unpack(f"<{layout.CONSUMER_RECORD.size // 8}Q", half)
+        if check == layout.record_check(words):
+            settled = max(settled, layout.CONSUMER_RECORD.unpack(half)["totals"][0])
+    return Evidence(position, accepted, settled)
 
 
 def _is_older_self(control: Control, meta: Meta) -> bool:

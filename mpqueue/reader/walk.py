@@ -65,8 +65,7 @@ class Walk:
     def __iter__(self) -> Iterator[Frame]:
         """Yields frames by seq; "lost" ones stand where the missing seqs were."""
         owed = 0
-        source = self._source
-        rebuilt = source.control is None and source.cursor is not None
+        rebuilt = self._source.control is None
         for frame in self._frames_of_rebuild() if rebuilt else self._frames():
             owed += self._unsettled(frame.seq, frame.span)
             yield frame
@@ -132,7 +131,7 @@ class Walk:
     def _frames_of_rebuild(self) -> Iterator[Frame]:
         """The same where the next open walks as well: it decides what is torn and what is owed."""
         source, epoch = self._source, self._source.meta.epoch
-        expected, end = source.acks.floor, source.acks.floor_position
+        expected, end = self._floor_of_rebuild()
         floor_generation, floor_offset = layout.position_parts(end)
         opened: list[Opened] = []
         any_file = False
@@ -196,11 +195,20 @@ class Walk:
         self._nothing_left = not met and not any_file
 
     def _from_floor(self) -> tuple[int, int]:
-        """The floor and its position (W7); -1 where neither control nor cursor tells of one."""
+        """The floor and its position (W7)."""
+        return self._source.acks.floor, self._source.acks.floor_position
+
+    def _floor_of_rebuild(self) -> tuple[int, int]:
+        """... where no cursor tells of one, what the first file says that it began with."""
         source = self._source
-        if source.control is None and source.cursor is None:
-            return -1, 0
-        return source.acks.floor, source.acks.floor_position
+        if source.cursor is not None or not self.generations:
+            return self._from_floor()
+        generation, floor = self.generations[0], 1
+        segment = open_segment(source.directory, generation, source.meta)
+        if segment is not None:
+            floor = segment.roll.base_seq if segment.roll is not None else floor
+            segment.close()
+        return floor, layout.position(generation, 0)
 
     @staticmethod
     def _cut_short(roll: Roll, expected: int, end: int) -> bool:
@@ -238,19 +246,21 @@ class Walk:
             self.next_seq = max(expected, promised)
             if until <= self._end:
                 return
-        elif source.cursor is not None:
-            cursor, until = source.cursor, source.cursor.durable_position
-            self.next_seq = max(expected, cursor.next_seq)
-            accepted = max(cursor.durable_items, source.evidence.accepted)
-            missing = accepted - cursor.totals["settled_items"] - owed
+        else:
+            cursor, until = source.cursor, source.durable_position()
+            accepted, settled = source.evidence.accepted, source.evidence.settled
+            if cursor is not None:
+                until = cursor.durable_position
+                self.next_seq = max(expected, cursor.next_seq)
+                accepted = max(cursor.durable_items, accepted)
+                settled = cursor.totals["settled_items"]
+            missing = accepted - settled - owed if settled >= 0 else 0
             if missing <= 0 and self._all_taken():
                 missing = 1
             expected = promised = max(expected, source.acks.floor)
             while missing > 0:
                 missing -= not source.acks.acked(promised)
                 promised += 1
-        else:
-            return
         if promised > expected:
             yield from self._lost(expected, promised, self._end, until, self._epoch)
 
