@@ -50,7 +50,7 @@ class Walk:
         tail = source.control.tail["position"] if source.control is not None else 0
         self._tail = layout.position_parts(tail) if source.control is not None else None
         self.tail_generation = self._tail[0] if self._tail is not None else None
-        self._nothing_left = False
+        self._nothing_left, self._floor_position = False, source.acks.floor_position
         self.first_generation = first_generation
         # Of the last byte: a position at offset 0 stands for a segment that is yet to be made.
         end = max(tail, source.durable_position(), 1) - 1
@@ -132,6 +132,7 @@ class Walk:
         """The same where the next open walks as well: it decides what is torn and what is owed."""
         source, epoch = self._source, self._source.meta.epoch
         expected, end = self._floor_of_rebuild()
+        self._floor_position = end
         floor_generation, floor_offset = layout.position_parts(end)
         opened: list[Opened] = []
         any_file = False
@@ -268,7 +269,7 @@ class Walk:
         """Was a segment made, durably, that neither the cursor has seen nor anybody can see now?
         Nothing says how much it held: one item stands for it."""
         mark = self._source.meta.generation_mark - layout.GENERATION_BLOCK
-        position = max(self._source.durable_position(), self._source.acks.floor_position)
+        position = max(self._source.durable_position(), self._floor_position)
         return self._nothing_left and mark > max(0, layout.position_parts(position)[0])
 
 

@@ -203,6 +203,13 @@ def check(
     control="older",
     cursor=False,
 )
+@example(  # neither cursor nor control, and a file without anything in it
+    acts=[Act("put", 0)],
+    harms=[Harm("sector", 0, 0, 0, 1), Harm("end", 0, 0, 0, 1)],
+    durability="none",
+    control="gone",
+    cursor=False,
+)
 @example(  # the first item of an epoch is gone: the seqs that the epoch skipped are nobody's
     acts=[Act("put", 1), Act("cut", 0), Act("put", 1), Act("put", 1)],
     harms=[Harm("sector", 1, 4096, 0, 1)],
