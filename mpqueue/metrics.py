@@ -144,7 +144,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("read_seq", "gauge", "Seq that the consumer meets next."),
     Family("floor_lag_items", "gauge", "Seqs from the floor to the next put."),
     Family("epoch", "gauge", "Life of the queue; a new one after a system crash or a copy."),
-    Family("segments", "gauge", "Segment files in use, and the one prepared ahead."),
+    Family("segments", "gauge", "Segment files not given back yet, and the one prepared ahead."),
     Family("kept_segments", "gauge", "Segment files kept for reuse."),
     Family("disk_bytes", "gauge", "Bytes of all files."),
     Family("capacity_bytes", "gauge", "Bytes of frames that there is room for."),

@@ -116,12 +116,13 @@ class Stats(Record):
     epoch: int
     """Gauge: which life of the queue; a new one after an operating-system crash or a copy."""
     segments: int
-    """Gauge: segment files with unsettled or retained items, and the one prepared ahead."""
+    """Gauge: segment files from the oldest one that was not given back yet, though its items may
+    all be settled, to the one prepared ahead."""
     kept_segments: int
     """Gauge: segment files kept for reuse."""
     disk_bytes: int
-    """Gauge: bytes of all files of the queue: segments, control, cursor, keys and
-    meta."""
+    """Gauge: bytes of all files of the queue as its directory has them: segments (those that a
+    killed preparer left, too), control, cursor, keys and meta; not those in corrupt/ and dead/."""
     capacity_bytes: int
     """Gauge: bytes of frames that there is room for: max_bytes, or what max_segments segments of
     segment_size hold. Not the option capacity, which counts items; and an item larger than a

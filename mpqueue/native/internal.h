@@ -443,6 +443,9 @@ enum mpq_intact mpq_segment_intact(struct mpq_queue *queue, uint64_t generation)
  * name is free. */
 bool mpq_set_aside(struct mpq_queue *queue, uint64_t generation);
 
+/* ---- disk.c: lists the directory; 0 = it cannot */
+uint64_t mpq_disk_bytes(struct mpq_queue *queue);
+
 /* ---- claim.c */
 enum mpq_need {
     MPQ_NEED_NOTHING,

@@ -1,4 +1,4 @@
-/* stats.c - one snapshot of everything that can be counted, from control alone. */
+/* stats.c - one snapshot of everything that can be counted, from control (and the directory). */
 #include <stdlib.h>
 
 #include "internal.h"
@@ -203,6 +203,9 @@ void mpq_stats_get(struct mpq_queue *queue, struct mpq_stats *stats)
         fill(queue, stats);
         MPQ_GUARD_DROP(&guard);
     }
+    const uint64_t disk_bytes = mpq_disk_bytes(queue);
+    if (disk_bytes != 0) /* else as far as control knows */
+        stats->disk_bytes = disk_bytes;
     mpq_exit(queue);
 }
 

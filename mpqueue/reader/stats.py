@@ -8,17 +8,22 @@ the same: the consumer's were read before the producers', so that depth errs upw
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpqueue import layout, stats
 from mpqueue.reader.files import xxh64
 from mpqueue.reader.inspect import Inspection
-from mpqueue.reader.segment import open_segment
+from mpqueue.reader.segment import SEGMENT_NAME, open_segment
 
 _DAMAGED = 1  # bit of a ring entry's bytes: the file is never used again
 _KEPT_MAX = 64
+_OWN = {"meta", "control", "control-new", "cursor", "keys", "keys-new"}
 _SUMMED = (
     "full",
     "waits",
@@ -99,11 +104,11 @@ def read_stats(view: Inspection) -> stats.Stats | None:
         "floor_lag_items": max(0, tail["next_seq"] - consumer["floor"]),
         "oldest_age_ns": _oldest_age(view) if depth else 0,
         **_segments(values, control.raw, tail["position"]),
+        "disk_bytes": _disk_bytes(view.path),
         **of_members,
         **of_consumer,
         **_keys(view),
     }
-    numbers["disk_bytes"] += layout.keys_bytes(int(view.meta.options["key_window"] or 0))
     if not of_members["consumer_attached"]:
         numbers["blocked_on_claim_pid"] = 0
     return stats.from_native(numbers)
@@ -233,18 +238,30 @@ def _keys(view: Inspection) -> dict[str, int]:
 
 
 def _segments(values: Mapping[str, Any], raw: bytes, position: int) -> dict[str, int]:
-    """How many segment files there are, and the disk space of everything."""
+    """How many segment files there are, and the room that their bound gives."""
     live, kept = _files(values, raw, layout.position_parts(position)[0])
-    own = 2 * (layout.PAGE + layout.cursor_slot_bytes(values["ack_window"]))
     room = (values["max_segments"] - 1) * (values["segment_size"] - layout.SEGMENT_FIRST)
     return {
         "segments": len(live),
         "kept_segments": len(kept),
-        "disk_bytes": sum(size & ~_DAMAGED for _, size in (*live, *kept))
-        + own
-        + values["total_bytes"],
         "capacity_bytes": values["max_bytes"] or room,
     }
+
+
+def _disk_bytes(path: Path) -> int:
+    """Bytes of the queue's own files, also of those that a killed preparer left. Raises OSError."""
+    total = 0
+    with os.scandir(path) as entries:
+        for entry in entries:
+            preparing = entry.name.startswith("preparing-")
+            own = entry.name in _OWN or entry.name.startswith("making-") or preparing
+            if not own and not SEGMENT_NAME.fullmatch(entry.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode) and not (preparing and found.st_nlink > 1):
+                    total += found.st_size
+    return total
 
 
 Files = list[tuple[int, int]]  # generation, and bytes with the damaged bit
