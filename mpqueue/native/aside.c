@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 
-#include "internal.h"
+#include "aside.h"
 
 enum mpq_intact mpq_segment_intact(struct mpq_queue *queue, uint64_t generation)
 {

@@ -9,7 +9,7 @@
  * only when n is dead. I4 limits are exact: they are checked where the tail moves. */
 #include <sys/mman.h>
 
-#include "internal.h"
+#include "aside.h"
 
 #define TOUCH_BYTES (256u * 1024u)
 #define STAMP_TICKS (1u << 15) /* some 10 us */

@@ -2,7 +2,7 @@
  *
  * Control does not know of all: a killed preparer leaves a file that no entry of the ring speaks of
  * until somebody takes over. corrupt/, dead/ and what is no file of the queue do not count. */
-#include "internal.h"
+#include "aside.h"
 
 struct sum {
     struct mpq_queue *queue;

@@ -404,14 +404,10 @@ static inline struct mpq_segment *mpq_segment_mapped(struct mpq_queue *queue, ui
     return segment != NULL && segment->generation == generation ? segment : NULL;
 }
 void mpq_segments_forget(struct mpq_queue *queue);
-void mpq_segment_forget(struct mpq_queue *queue, uint64_t generation);
 /* Those of segments that were freed and not kept for reuse. */
 void mpq_segments_forget_freed(struct mpq_queue *queue);
 mpq_status mpq_segment_header_check(struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
                                     uint64_t generation);
-/* ... and neither cut nor longer than it was made. */
-bool mpq_segment_as_made(const struct mpq_queue *queue, const uint8_t *base, uint64_t bytes,
-                         uint64_t generation);
 void mpq_roll_write(struct mpq_queue *queue, struct mpq_segment *segment,
                     const struct mpq_roll *roll);
 bool mpq_roll_read(const struct mpq_queue *queue, const struct mpq_segment *segment,
@@ -434,17 +430,6 @@ static inline bool mpq_ring_ready(const struct mpq_queue *queue, uint64_t genera
     return MPQ_STATE_CODE(state) == MPQ_RING_PREPARED && mpq_load(entry->generation) == generation;
 }
 #define MPQ_RING_DAMAGED 1ULL /* bit of ring entry bytes: never reuse the file */
-
-/* ---- aside.c */
-enum mpq_intact { MPQ_INTACT_NO, MPQ_INTACT_YES, MPQ_INTACT_UNKNOWN };
-/* Is what has that name a segment as it was prepared? */
-enum mpq_intact mpq_segment_intact(struct mpq_queue *queue, uint64_t generation);
-/* Takes what has that name away: into corrupt/, or for good where it is an empty file. True: the
- * name is free. */
-bool mpq_set_aside(struct mpq_queue *queue, uint64_t generation);
-
-/* ---- disk.c: lists the directory; 0 = it cannot */
-uint64_t mpq_disk_bytes(struct mpq_queue *queue);
 
 /* ---- claim.c */
 enum mpq_need {

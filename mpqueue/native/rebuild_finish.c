@@ -2,6 +2,7 @@
  *
  * I2 of rebuild.c is the order of mpq_rebuild_finish. */
 
+#include "aside.h"
 #include "rebuild.h"
 
 static mpq_status sync_segments(struct rebuild *r, const struct mpq_generations *found,

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "internal.h"
+#include "aside.h"
 
 #define CORRUPT_FILES_MAX 64
 #define CORRUPT_BYTES_MAX (64u << 20)

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "internal.h"
+#include "aside.h"
 
 #define PATIENCE_NS (500 * MPQ_MS)
 

@@ -1,7 +1,7 @@
 /* stats.c - one snapshot of everything that can be counted, from control (and the directory). */
 #include <stdlib.h>
 
-#include "internal.h"
+#include "aside.h"
 
 static void add_member(struct mpq_stats *stats, const struct mpq_member *member)
 {
