@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import mpqueue
 from mpqueue import metrics
@@ -119,6 +119,10 @@ class Traced:
                     span.set_attribute("messaging.message.body.size", memoryview(item).nbytes)
         return seq
 
+    @overload
+    def reserve(self, consumer: mpqueue.Consumer, timeout: None = None) -> mpqueue.Item: ...
+    @overload
+    def reserve(self, consumer: mpqueue.Consumer, timeout: float | None) -> mpqueue.Item | None: ...
     def reserve(
         self, consumer: mpqueue.Consumer, timeout: float | None = None
     ) -> mpqueue.Item | None:

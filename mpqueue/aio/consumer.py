@@ -19,7 +19,7 @@ from mpqueue.exceptions import Closed, ConsumerBusy, Corrupt, MpqueueError, Seal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
-    from typing import Any, Self, TypeAlias
+    from typing import Any, Self, TypeAlias, overload
 
     from typing_extensions import TypeVar
 
@@ -166,6 +166,13 @@ class AsyncConsumer(Generic[T]):
         return Closed(f"{self._queue.path}: this consumer {how}")
 
     # ---- reserving
+
+    if TYPE_CHECKING:
+
+        @overload
+        async def reserve(self, timeout: None = None) -> Item[T]: ...
+        @overload
+        async def reserve(self, timeout: float | None) -> Item[T] | None: ...
 
     async def reserve(self, timeout: float | None = None) -> Item[T] | None:
         """The lowest ready item, or None when nothing came within `timeout` seconds."""

@@ -29,7 +29,9 @@ def plain() -> None:
     reveal_type(q.get())  # bytes
     c = q.consumer()
     reveal_type(c)  # Consumer[bytes]
-    reveal_type(c.reserve())  # Item[bytes] | None
+    reveal_type(c.reserve(timeout=5.0))  # Item[bytes] | None
+    with c.reserve() as only:
+        reveal_type(only)  # Item[bytes]
     for item in c:
         reveal_type(item.value)  # bytes
         reveal_type(item.body)  # bytes
@@ -53,7 +55,8 @@ def by_object() -> None:
     with q.consumer() as consumer:
         reveal_type(consumer.reserve_many(5))  # list[Item[Job]]
         reveal_type(consumer.queue)  # Queue[Job]
-        reveal_type(consumer.take())  # Item[Job] | None
+        reveal_type(consumer.take())  # Item[Job]
+        reveal_type(consumer.take(0))  # Item[Job] | None
         reveal_type(consumer.peek())  # Item[Job] | None
         for item in consumer.drain():
             reveal_type(item.value)  # Job
@@ -104,7 +107,8 @@ async def awaited() -> None:
         jobs.put_nowait(b"x")  # error
         async with jobs.consumer() as consumer:
             reveal_type(consumer)  # AsyncConsumer[Job]
-            reveal_type(await consumer.reserve())  # Item[Job] | None
+            reveal_type(await consumer.reserve())  # Item[Job]
+            reveal_type(await consumer.reserve(0))  # Item[Job] | None
             reveal_type(await consumer.reserve_many(5))  # list[Item[Job]]
             reveal_type(consumer.consumer)  # Consumer[Job]
             async for item in consumer:

@@ -2,11 +2,12 @@
 
 Goal: the second reader can never read a field at another place than the core writes it.
 Method: a generated C program prints the size of every structure, the offset of every field and
-the value of every constant; all are compared.
+the value of every constant; all are compared, and with the tables of docs/format.md.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -136,3 +137,56 @@ def test_a_table_that_overflows_its_size_is_refused() -> None:
         layout.Layout("mpq_small", 8, "a:Q b:Q")
     with pytest.raises(ValueError, match="name:format"):
         layout.Layout("mpq_bad", 8, "a:q")
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "format.md"
+UNITS = {"u64": 8, "u32": 4, "u16": 2, "bytes": 1, "entries": layout.KEY.size}
+OTHER_WORDS = {"window": "bitmap", "magic": "MPQ-", "keys_count": "keys in use"}
+
+
+def _rows(section: str) -> list[tuple[int, int, str]]:
+    """Offset, size and text of the rows of a section's table."""
+    text = PAGE.read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = []
+    for offset, kind, words in re.findall(r"^\| (\d+) \| ([^|]+) \| (.*) \|$", text, re.MULTILINE):
+        size = 0
+        for count, unit in re.findall(r"(\d+ )?(u\d+|bytes|entries)\b", kind):
+            size += int(count or 1) * UNITS[unit]
+        found.append((int(offset), size, words))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("section", "table"),
+    [("Frame", layout.FRAME), ("meta", layout.META_SLOT), ("cursor", layout.CURSOR_SLOT)],
+)
+def test_the_page_names_every_field_at_its_offset(section: str, table: layout.Layout) -> None:
+    rows = _rows(section)[: len(table.fields)]  # that of encrypted payloads follows the frame's
+    missing = []
+    for field in table.fields.values():
+        if field.name.startswith("reserved"):
+            continue
+        word = OTHER_WORDS.get(field.name, field.name.split("_")[0].rstrip("s"))
+        if not any(
+            offset <= field.offset and field.offset + field.size <= offset + size and word in words
+            for offset, size, words in rows
+        ):
+            missing.append(f"{field.offset}: {field.name}")
+    assert not missing
+    known = [(f.offset, f.offset + f.size) for f in table.fields.values()]
+    for offset, size, words in rows:
+        assert offset in dict(known), words
+        assert offset + size in {end for _, end in known}, words
+
+
+def test_the_page_lists_the_options_in_their_order() -> None:
+    text = PAGE.read_text().partition("\nOptions, from offset 112: ")[2].partition("\n\n")[0]
+    wanted = [name for name in layout.OPTIONS.fields if not name.startswith("reserved")]
+    assert [word for word in re.findall(r"\w+", text) if word in wanted] == wanted
+
+
+def test_the_page_names_the_types_of_extension_entries() -> None:
+    rows = dict(re.findall(r"^\| (\d+) ([a-z ]+) \|", PAGE.read_text(), re.MULTILINE))
+    for name, number in vars(layout).items():
+        if name.startswith("EXT_"):
+            assert name.removeprefix("EXT_").lower().replace("_", " ") in rows[str(number)]
