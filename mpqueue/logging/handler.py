@@ -68,7 +68,7 @@ class QueueHandler(logging.handlers.QueueHandler):
             raise TypeError(f"options of an open queue cannot be given: {', '.join(options)}")
         super().__init__(opened)
         self.listener: logging.handlers.QueueListener | None = None
-        self._timeout = timeout
+        self._timeout = float("inf") if timeout is None else timeout
         self._begin(os.getpid())
 
     def _begin(self, pid: int) -> None:

@@ -179,6 +179,9 @@ PyObject *queue_await_flush(PyObject *object, PyObject *number);
 mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct mpq_error *error);
 /* Raises what is set, which did not come from the core, and says by it what went in before. */
 PyObject *accepted_raise(uint64_t accepted);
+/* Adds to the error of a put_many in parts how much of it went in before. */
+void accepted_say(mpq_status status, struct mpq_error *error, uint32_t done, uint32_t count);
+
 struct bundle { /* the items of one put_many */
     PyObject *objects; /* a tuple; keeps the bytes alive */
     struct mpq_item_in *in;

@@ -700,51 +700,53 @@ static void consumer_dealloc(PyObject *object)
 
 static PyMethodDef consumer_methods[] = {
     {"reserve", FAST(consumer_reserve),
-     "reserve(timeout=None) -> Item | None\n\nHand out the lowest ready item, verified. Blocks for "
+     "reserve($self, /, timeout=None)\n--\n\nHand out the lowest ready item, verified. Blocks for "
      "at most `timeout` seconds; None when\nnothing came. Raises Sealed when the queue is sealed "
      "and drained, Closed, and Corrupt once a\nloss unless the consumer has on_loss."},
     {"reserve_many", FAST(consumer_reserve_many),
-     "reserve_many(n, *, max_bytes=None, linger=0, timeout=None) -> list[Item]\n\nUp to n items, "
+     "reserve_many($self, /, n, *, max_bytes=None, linger=0, timeout=None)\n--\n\nUp to n items, "
      "of at most max_bytes together (the first always fits). Waits up to `timeout`\nseconds for "
      "the first and then up to `linger` for more, never past the timeout nor once the queue is\n"
      "sealed and drained."},
     {"take", FAST(consumer_take),
-     "take(timeout=None) -> Item | None\n\nreserve and ack in one step: at most once. When the "
+     "take($self, /, timeout=None)\n--\n\nreserve and ack in one step: at most once. When the "
      "ack's sync fails the exception has `.item`. What cannot be decoded is not acked."},
     {"peek", consumer_peek, METH_NOARGS,
-     "peek() -> Item | None\n\nThe item that reserve would hand out now, neither taken nor "
+     "peek($self, /)\n--\n\nThe item that reserve would hand out now, neither taken nor "
      "counted. Corrupt, also with\non_loss, when damage lies ahead of it."},
     {"wait", FAST(consumer_wait),
-     "wait(timeout=None) -> bool\n\nBlock until an item, or damage to be told of, is ready "
+     "wait($self, /, timeout=None)\n--\n\nBlock until an item, or damage to be told of, is ready "
      "(True) or the time is up.\nAdvisory: another thread may take it."},
     {"skip", consumer_skip, METH_NOARGS,
-     "skip() -> int | None\n\nDrop the next ready item undecoded, counted; returns its seq, None "
+     "skip($self, /)\n--\n\nDrop the next ready item undecoded, counted; returns its seq, None "
      "when nothing is ready."},
-    {"ack", FAST(consumer_ack), "ack(item, durable=False) -> None\n\nSee Item.ack()."},
+    {"ack", FAST(consumer_ack), "ack($self, /, item, durable=False)\n--\n\nSee Item.ack()."},
     {"ack_many", FAST(consumer_ack_many),
-     "ack_many(items, durable=False) -> None\n\nAck all; the good ones stand when StaleItem is "
-     "raised for the others."},
+     "ack_many($self, /, items, durable=False)\n--\n\nAck all; the good ones stand when StaleItem "
+     "is raised for the others."},
     {"ack_up_to", consumer_ack_up_to, METH_O,
-     "ack_up_to(seq, /) -> int\n\nAck everything handed out below seq (exclusive); returns how "
+     "ack_up_to($self, seq, /)\n--\n\nAck everything handed out below seq (exclusive); returns how "
      "many that were.\nOutOfRange beyond what was delivered."},
     {"_redrive", consumer_redrive, METH_VARARGS,
      "_redrive(item, queue, timeout=0, /) -> seq there"},
     {"_tell_losses", consumer_tell_losses, METH_NOARGS,
      "_tell_losses() -> None\n\nHand on_loss what was kept for the next call."},
-    {"nack", consumer_nack, METH_O, "nack(item, /) -> None\n\nSee Item.nack()."},
+    {"nack", consumer_nack, METH_O, "nack($self, item, /)\n--\n\nSee Item.nack()."},
     {"rewind", consumer_rewind, METH_NOARGS,
-     "rewind() -> tuple[int, int]\n\nNack everything handed out: how many items, and bytes of "
+     "rewind($self, /)\n--\n\nNack everything handed out: how many items, and bytes of "
      "their frames. Items\nstill in hand become stale."},
     {"checkpoint", consumer_checkpoint, METH_NOARGS,
-     "checkpoint() -> None\n\nFlush, persist all acks, and give back the segments that they free."},
+     "checkpoint($self, /)\n--\n\nFlush, persist all acks, and give back the segments that they "
+     "free."},
     {"fileno", consumer_fileno, METH_NOARGS,
-     "fileno() -> int\n\nA descriptor for event loops. It is readable whenever reserve(0) might "
-     "return or raise\nsomething, until one finds nothing; it may be readable in vain. It stays "
+     "fileno($self, /)\n--\n\nA descriptor for event loops. It is readable whenever reserve(0) "
+     "might return or raise\nsomething, until one finds nothing; it may be readable in vain. It "
+     "stays "
      "readable once the\nconsumer is closed, and is closed when the consumer is collected. Do not "
      "read or close it.\nThe first call starts a thread of the C core, which ends with close(); a "
      "forked child has none."},
     {"close", consumer_close, METH_NOARGS,
-     "close() -> None\n\nPersist acks and give the role back; items in hand are ready again. "
+     "close($self, /)\n--\n\nPersist acks and give the role back; items in hand are ready again. "
      "Idempotent."},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Consumer[T], for type checkers."},
     {NULL, NULL, 0, NULL},

@@ -418,19 +418,22 @@ static void typed_dealloc(PyObject *object)
 
 static PyMethodDef item_methods[] = {
     {"ack", (PyCFunction)(void (*)(void))item_method_ack, METH_FASTCALL | METH_KEYWORDS,
-     "ack(durable=False) -> None\n\nDone: the item will not come again. Repeats are harmless; "
-     "StaleItem when it was handed out anew\nmeanwhile. durable=True (and policy sync) returns "
+     "ack($self, /, durable=False)\n--\n\nDone: the item will not come again. Repeats are "
+     "harmless; StaleItem when it was handed out anew\nmeanwhile. durable=True (and policy sync) "
+     "returns "
      "after the ack is on disk."},
     {"nack", (PyCFunction)(void (*)(void))item_method_nack, METH_FASTCALL | METH_KEYWORDS,
-     "nack(*, reason=None) -> None\n\nNot done: ready again in its own place, at once. `reason` is "
-     "kept for a dead letter, while\nthe queue has max_attempts. StaleItem as for ack()."},
+     "nack($self, /, *, reason=None)\n--\n\nNot done: ready again in its own place, at once. "
+     "`reason` is kept for a dead letter, while\nthe queue has max_attempts. StaleItem as for "
+     "ack()."},
     {"dead", (PyCFunction)(void (*)(void))item_method_dead, METH_FASTCALL | METH_KEYWORDS,
-     "dead(reason='rejected') -> None\n\nMove it to the dead letters: durable there, then acked "
-     "here. When they take nothing (Full,\nNoSpace, ...) it is still in hand. StaleItem as for "
+     "dead($self, /, reason='rejected')\n--\n\nMove it to the dead letters: durable there, then "
+     "acked here. When they take nothing (Full,\nNoSpace, ...) it is still in hand. StaleItem as "
+     "for "
      "ack()."},
     {"extend", item_extend, METH_O,
-     "extend(seconds, /) -> None\n\nThe lease ends that many seconds from now, whatever was left "
-     "of "
+     "extend($self, seconds, /)\n--\n\nThe lease ends that many seconds from now, whatever was "
+     "left of "
      "it. No effect where the\nqueue had no lease_timeout at the hand-out. StaleItem as for "
      "ack()."},
     {"_unreserve", item_method_unreserve, METH_NOARGS,

@@ -202,6 +202,8 @@ PyObject *bundle_put_keyed(struct queue_object *self, struct bundle *bundle, PyO
             newest = ticket > newest ? ticket : newest;
             status = MPQ_OK;
             done += fit;
+        } else if (!atomic) {
+            accepted_say(status, &error, done, bundle->count);
         }
     }
     if (owes_flush) {

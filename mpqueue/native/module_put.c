@@ -180,6 +180,8 @@ PyObject *queue_put(PyObject *object, PyObject *const *args, Py_ssize_t nargs, P
         flag_parse(given[1], &block) < 0 || timeout_parse(given[2], &timeout) < 0 ||
         on_full_parse(self->state, given[3], &drop) < 0)
         return NULL;
+    if (drop && (!given[2] || given[2] == Py_None))
+        block = false; /* to drop is not to wait, unless a time is given */
     return object_put(self, given[0], block ? timeout : 0, drop, given[4], given[5]);
 }
 
@@ -364,6 +366,15 @@ static PyObject *bundle_put_whole(struct queue_object *self, struct bundle *bund
     return range_new(first, bundle->count);
 }
 
+void accepted_say(mpq_status status, struct mpq_error *error, uint32_t done, uint32_t count)
+{
+    if (status == MPQ_INTERRUPTED) /* its exception is set; the error is not */
+        return;
+    const size_t used = strlen(error->message);
+    snprintf(error->message + used, sizeof error->message - used, "; %u of %u items went in before",
+             done, count);
+}
+
 /* As many batches as needed. What went in before an error stays in; the exception says how much. */
 static PyObject *bundle_put_split(struct queue_object *self, struct bundle *bundle,
                                   uint64_t timeout)
@@ -385,8 +396,10 @@ static PyObject *bundle_put_split(struct queue_object *self, struct bundle *bund
         if (fit == 0)
             fit = 1; /* let the core say why */
         status = batch_claim(self, in, fit, false, deadline, &first, &ticket, &error);
-        if (status != MPQ_OK && status != MPQ_FLUSH)
+        if (status != MPQ_OK && status != MPQ_FLUSH) {
+            accepted_say(status, &error, done, bundle->count);
             break;
+        }
         owes_flush |= status == MPQ_FLUSH;
         status = MPQ_OK;
         done += fit;

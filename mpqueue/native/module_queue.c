@@ -697,55 +697,52 @@ static void queue_dealloc(PyObject *object)
 #define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 
 #define PUT_DOC                                                                                    \
-    "put(item, block=True, timeout=None, *, on_full='raise', headers=None, key=None)\n"            \
-    " -> int | None\n\n"                                                                           \
+    "($self, /, item, block=True, timeout=None, *, on_full='raise', headers=None, "                \
+    "key=None)\n--\n\n"                                                                            \
     "Append one bytes-like item and return its seq. When it returns, the item is as durable as\n"  \
     "the queue's policy says. Blocks while the queue is full, for at most `timeout` seconds;\n"    \
-    "then raises Full, or with on_full='drop' counts the item as dropped and returns None.\n"      \
+    "then raises Full. on_full='drop' counts the item as dropped instead and returns None, and\n"  \
+    "waits only where a `timeout` is given.\n"                                                     \
     "headers: a mapping of str to str that travels with the item.\n"                               \
-    "key: bytes or str, 1 to 1,024 bytes, in a queue with key_window: an item with a key that "    \
-    "was\n"                                                                                        \
-    "accepted before is not put again; the seq of the first one is returned, once it is "          \
-    "durable.\n"                                                                                   \
+    "key: bytes or str of 1 to 1,024 bytes, where there is a key_window: an item whose key was\n"  \
+    "accepted before is not put again; the seq of the first is returned once it is durable.\n"     \
     "A signal handler that raises while this waits for durability leaves the item in the queue.\n" \
     "Raises Full, Sealed, Closed, TooLarge, NoSpace, Poisoned, FlushFailed (outcome unknown)."
 #define PUT_NOWAIT_DOC                                                                             \
-    "put_nowait(item, *, on_full='raise', headers=None, key=None) -> int | None\n\n"               \
+    "($self, /, item, *, on_full='raise', headers=None, key=None)\n--\n\n"                         \
     "put() that never waits for room; it still waits for durability where the policy asks for it."
 #define PUT_MANY_DOC                                                                               \
-    "put_many(items, *, atomic=True, block=True, timeout=None, keys=None)\n"                       \
-    " -> range | list[range] | list[int]\n\n"                                                      \
-    "Append all items with consecutive seqs, all or nothing, with one flush; returns their "       \
-    "seqs.\n"                                                                                      \
+    "($self, /, items, *, atomic=True, block=True, timeout=None, keys=None)\n--\n\n"               \
+    "Append all items with consecutive seqs, all or nothing, with one flush; returns a range.\n"   \
     "A batch holds at most 4,096 items and half a segment, else TooLarge and nothing is put.\n"    \
     "atomic=False splits into as many batches as needed and returns a list of ranges; its\n"       \
     "exceptions carry `accepted`, the number of items that went in.\n"                             \
-    "keys: one for each item, or None for an item without one, as in put(); returns a list of "    \
-    "seqs."
+    "keys: one for each item, or None for one without, as in put(); returns a list of seqs."
 
 static PyMethodDef queue_methods[] = {
-    {"put", FAST(queue_put), PUT_DOC},
-    {"push", FAST(queue_put), PUT_DOC},
-    {"put_nowait", FAST(queue_put_nowait), PUT_NOWAIT_DOC},
-    {"try_push", FAST(queue_put_nowait), PUT_NOWAIT_DOC},
-    {"put_many", FAST(queue_put_many), PUT_MANY_DOC},
-    {"enqueue_bulk", FAST(queue_put_many), PUT_MANY_DOC},
+    {"put", FAST(queue_put), "put" PUT_DOC},
+    {"push", FAST(queue_put), "push" PUT_DOC},
+    {"put_nowait", FAST(queue_put_nowait), "put_nowait" PUT_NOWAIT_DOC},
+    {"try_push", FAST(queue_put_nowait), "try_push" PUT_NOWAIT_DOC},
+    {"put_many", FAST(queue_put_many), "put_many" PUT_MANY_DOC},
+    {"enqueue_bulk", FAST(queue_put_many), "enqueue_bulk" PUT_MANY_DOC},
     {"_claim", queue_claim, METH_VARARGS,
      "_claim(body, headers, timeout, key=None, /) -> (seq, ticket) | None\n\nThe first part of a "
-     "put, of "
-     "what is encoded already. A ticket that is not None is for\n_await_flush(). None: it would "
-     "have to wait, and timeout was None."},
+     "put, of what is encoded already. A ticket that is not None is for\n_await_flush(). None: it "
+     "would have to wait, and timeout was None."},
     {"_await_flush", queue_await_flush, METH_O,
      "_await_flush(ticket, /) -> None\n\nThe second part: waits for the disk."},
     {"_put_encoded", FAST(queue_put_encoded), "put_many() of what is encoded already."},
     {"flush", queue_flush, METH_NOARGS,
-     "flush() -> None\n\nReturn when everything published before the call is durable, whatever "
+     "flush($self, /)\n--\n\nReturn when everything published before the call is durable, whatever "
      "the policy, and\nthe acks of this handle's consumer too. Raises FlushFailed, Poisoned."},
     {"seal", FAST(queue_seal),
-     "seal(undo=False) -> None\n\nEnd the input for every process, durably: puts raise Sealed, "
+     "seal($self, /, undo=False)\n--\n\nEnd the input for every process, durably: puts raise "
+     "Sealed, "
      "the consumer drains and then\ngets Sealed. undo=True lifts it."},
     {"close", queue_close, METH_NOARGS,
-     "close() -> None\n\nLeave the queue: flush what this handle published, close its consumer, "
+     "close($self, /)\n--\n\nLeave the queue: flush what this handle published, close its "
+     "consumer, "
      "wake its blocked\ncalls with Closed. Idempotent. Raises FlushFailed or Poisoned; the handle "
      "is closed all the same."},
     {"_members", queue_members, METH_NOARGS, "One tuple a member."},

@@ -25,7 +25,7 @@ def _batch(q: mpqueue.Queue) -> None:
 CALLS: dict[str, tuple[str, Callable[[mpqueue.Queue, mpqueue.Consumer | None], object]]] = {
     "put": ("full", lambda q, c: q.put(b"victim")),
     "put with timeout": ("full", lambda q, c: q.put(b"victim", timeout=3600)),
-    "put that may drop": ("full", lambda q, c: q.put(b"victim", on_full="drop")),
+    "put that may drop": ("full", lambda q, c: q.put(b"victim", timeout=3600, on_full="drop")),
     "put_many": ("full", lambda q, c: q.put_many([b"victim"])),
     "put_many in parts": ("full", lambda q, c: q.put_many([b"victim"] * 2, atomic=False)),
     "batch": ("full", lambda q, c: _batch(q)),

@@ -151,7 +151,9 @@ def test_full_carries_its_reason_and_drop_is_counted(open_queue: OpenQueue) -> N
         assert str(q.path) in str(full.value)
     assert q.put(b"c", timeout=0, on_full="drop") is None
     assert q.put_nowait(b"c", on_full="drop") is None
-    assert q.stats().items_dropped == 2
+    assert q.put(b"c", on_full="drop") is None  # to drop is not to wait
+    assert q.put(b"c", True, None, on_full="drop") is None
+    assert q.stats().items_dropped == 4
     assert len(q) == 2
 
 
@@ -191,6 +193,7 @@ def test_put_many_is_all_or_nothing(open_queue: OpenQueue) -> None:
     with pytest.raises(mpqueue.Full) as full:
         q.put_many([b"y"] * 5000, atomic=False, block=False)
     assert full.value.accepted == len(q) - 5100
+    assert f"; {full.value.accepted} of 5000 items went in before" in str(full.value)
 
 
 def test_batch_commits_on_leaving_and_not_on_an_exception(open_queue: OpenQueue) -> None:

@@ -1,7 +1,7 @@
 """Goal: code written for queue.Queue works when the queue is swapped.
 
-Method: compare signatures where Python shows them, call the others the way the standard library
-allows, and run the standard QueueListener over a Queue unchanged.
+Method: compare signatures, call what has more parameters the way the standard library allows, and
+run the standard QueueListener over a Queue unchanged.
 """
 
 from __future__ import annotations
@@ -20,14 +20,29 @@ import pytest
 import mpqueue
 from conftest import OpenQueue
 
+STANDARD = ["put", "put_nowait", "get", "get_nowait", "task_done", "join", "qsize", "empty", "full"]
 
-@pytest.mark.parametrize("name", ["get", "get_nowait", "task_done", "qsize", "empty", "full"])
+
+@pytest.mark.parametrize("name", STANDARD)
 def test_parameters_are_those_of_the_standard_queue(name: str) -> None:
-    ours = inspect.signature(getattr(mpqueue.Queue, name))
-    theirs = inspect.signature(getattr(queue.Queue, name))
-    assert [(p.name, p.kind, p.default) for p in ours.parameters.values()] == [
-        (p.name, p.kind, p.default) for p in theirs.parameters.values()
+    """And what is more comes behind them and has a default."""
+    ours = list(inspect.signature(getattr(mpqueue.Queue, name)).parameters.values())
+    theirs = list(inspect.signature(getattr(queue.Queue, name)).parameters.values())
+    named, more = ours[1 : len(theirs)], ours[len(theirs) :]  # without self
+    assert [(p.name, p.kind, p.default) for p in named] == [
+        (p.name, p.kind, p.default) for p in theirs[1:]
     ]
+    assert all(p.default is not p.empty for p in more)
+
+
+@pytest.mark.parametrize("kind", [mpqueue.Queue, mpqueue.Consumer, mpqueue.Item])
+def test_every_method_shows_its_signature(kind: type) -> None:
+    """help() and editors show it; a stub is not there at run time."""
+    for name in dir(kind):
+        method = getattr(kind, name)
+        if not name.startswith("_") and callable(method):
+            assert "self" in inspect.signature(method).parameters, name
+            assert "$self" not in (method.__doc__ or ""), name
 
 
 def test_put_takes_block_and_timeout_like_the_standard_queue(open_queue: OpenQueue) -> None:
