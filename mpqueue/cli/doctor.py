@@ -225,7 +225,7 @@ def _backlog(view: Inspection, report: Report) -> Iterator[Advice]:
             text += f"; the oldest is {age} old"
         yield Advice("ok", "backlog", text)
     if view.meta.sealed:
-        yield Advice("ok", "sealed", "no more puts; 'mpqueue seal --undo' lifts it")
+        yield Advice("ok", "sealed", "no more puts; `mpqueue seal --undo` lifts it")
     consumers = [member for member in view.members if member.alive and member.role == "consumer"]
     if counts.ready and not consumers:
         text = "no consumer is attached: items wait, and their disk space with them"
@@ -277,5 +277,5 @@ def _files(report: Report) -> Iterator[Advice]:
     if len(shown) > 10:
         yield Advice("warning", "files", f"{len(shown) - 10} more findings: see mpqueue verify")
     if not shown:
-        text = "every header is whole; 'mpqueue verify --deep' hashes the bodies too"
+        text = "every header is whole; `mpqueue verify --deep` hashes the bodies too"
         yield Advice("ok", "files", text)

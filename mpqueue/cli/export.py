@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if view.unreadable:
             common.say(
                 f"{args.path}: {view.unreadable} items are damaged and were left out; "
-                "'mpqueue verify' names them"
+                "`mpqueue verify` names them"
             )
             return common.DAMAGE
     return code

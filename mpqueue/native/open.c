@@ -89,6 +89,13 @@ static mpq_status check_filesystem(struct mpq_queue *queue, const char *allowed,
     return MPQ_OK;
 }
 
+static mpq_status no_queue(const struct mpq_queue *queue, const char *why, struct mpq_error *error)
+{
+    return mpq_fail(error, MPQ_NOT_A_QUEUE,
+                    "%s: no queue here (%s); check the path, or make one with `mpqueue init`",
+                    queue->path, why);
+}
+
 static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_args *args,
                                  bool *made, struct mpq_error *error)
 {
@@ -102,7 +109,11 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
         const mode_t files = args->options.file_mode;
         const mode_t mode = files | ((files & 0444) >> 2);
         if (io->mkdir(io, AT_FDCWD, queue->path, 0700) != 0 && errno != EEXIST)
-            return mpq_fail_errno(error, "%s: cannot make the directory", queue->path);
+            return mpq_fail_errno(error,
+                                  errno == ENOENT
+                                      ? "%s: cannot make the directory, as its parent is not there"
+                                      : "%s: cannot make the directory",
+                                  queue->path);
         queue->dirfd = io->open(io, AT_FDCWD, queue->path, O_RDONLY | O_DIRECTORY, 0);
         *made = true;
         if (queue->dirfd >= 0 && io->chmod(io, queue->dirfd, mode) != 0)
@@ -114,12 +125,10 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
         return mpq_fail(error, MPQ_REMOVED, "%s: the directory was removed while it was made",
                         queue->path);
     if (errno == ENOENT)
-        return mpq_fail(error, MPQ_NOT_A_QUEUE,
-                        "%s: no queue here (no such directory); make one with `mpqueue init`",
-                        queue->path);
+        return no_queue(queue, "no such directory", error);
     if (errno == ENOTDIR)
-        return mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: not a directory; a queue is a directory",
-                        queue->path);
+        return mpq_fail(error, MPQ_NOT_A_QUEUE,
+                        "%s: not a directory; a queue is a directory: check the path", queue->path);
     return mpq_fail_errno(error, "%s: cannot open the directory", queue->path);
 }
 
@@ -311,8 +320,7 @@ mpq_status mpq_handle_open(const struct mpq_open_args *args, bool half, struct m
     if (status == MPQ_OK && !half)
         status = open_meta(queue, error);
     if (status == MPQ_EMPTY)
-        status =
-            mpq_fail(error, MPQ_NOT_A_QUEUE, "%s: no queue here (no file `meta`)", queue->path);
+        status = no_queue(queue, "no file `meta`", error);
     if (status != MPQ_OK) {
         atomic_store(&queue->closing, 1);
         mpq_free(queue);
@@ -348,9 +356,7 @@ static mpq_status open_inside(struct mpq_queue *queue, const struct mpq_open_arg
             status =
                 mpq_fail(error, MPQ_REMOVED, "%s: it was destroyed while it was made", queue->path);
         if (status == MPQ_EMPTY)
-            status = mpq_fail(error, MPQ_NOT_A_QUEUE,
-                              "%s: no queue here (no file `meta`); make one with `mpqueue init`",
-                              queue->path);
+            status = no_queue(queue, "no file `meta`", error);
     }
     if (status == MPQ_OK) /* before joining, which may recover: a refusal touches nothing */
         status = mpq_options_agree(queue, args->given, &args->options, error);

@@ -64,6 +64,11 @@ static void write_value(char out[24], enum looks looks, uint64_t value)
         snprintf(out, 24, looks == OCTAL ? "0%llo" : "%llu", (unsigned long long)value);
 }
 
+static const char *codec_name(const struct mpq_options *options)
+{
+    return options->codec[0] != '\0' ? options->codec : "bytes";
+}
+
 static mpq_status disagree(struct mpq_queue *queue, const char *name, enum looks looks,
                            uint64_t now, uint64_t wanted, bool fixed, struct mpq_error *error)
 {
@@ -132,9 +137,9 @@ mpq_status mpq_options_agree(struct mpq_queue *queue, uint32_t given,
     if ((given & MPQ_GIVEN_CODEC) != 0 && strncmp(wanted->codec, now.codec, sizeof now.codec) != 0)
         return mpq_fail(
             error, MPQ_MISMATCH,
-            "%s: the queue has codec = \"%.32s\", not \"%.32s\"; leave the option out, or "
-            "init another queue",
-            queue->path, now.codec, wanted->codec);
+            "%s: the queue has codec = %.32s, not %.32s; leave the option out, or init another "
+            "queue",
+            queue->path, codec_name(&now), codec_name(wanted));
     return MPQ_OK;
 }
 

@@ -92,7 +92,7 @@ def open_file(path: Path) -> int:
         raise PermissionError(
             error.errno,
             "this user may not read the queue: check owner and mode of the directory and its "
-            "files ('mpqueue init --mode'), or look as their owner",
+            "files (`mpqueue init --mode`), or look as their owner",
             str(path),
         ) from None
 
@@ -117,9 +117,9 @@ def read_meta(directory: Path) -> tuple[Meta, list[Finding]]:
     try:
         data = read_file(path, 2 * layout.PAGE)
     except FileNotFoundError:
+        why = "no file `meta`" if directory.is_dir() else "no such directory"
         raise NotAQueue(
-            f"{directory}: no queue here (no file 'meta'); check the path, or create one with "
-            "'mpqueue init'"
+            f"{directory}: no queue here ({why}); check the path, or make one with `mpqueue init`"
         ) from None
     except NotADirectoryError:
         raise NotAQueue(

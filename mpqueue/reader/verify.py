@@ -174,7 +174,7 @@ def _frame_finding(frame: Frame, owed: int, absent: Mapping[int, int]) -> list[F
         )
         return [Finding("note", name, frame.offset, frame.seq, text)]
     text += (
-        f"; {owed} lost, the consumer will report it once and go on; 'mpqueue repair' settles it "
+        f"; {owed} lost, the consumer will report it once and go on; `mpqueue repair` settles it "
         "now and saves the bytes"
     )
     return [Finding("error", name, frame.offset, frame.seq, text)]
