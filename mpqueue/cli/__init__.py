@@ -29,7 +29,7 @@ VERBS = {
     "set": "change options of a queue",
     "seal": "end the input for every process",
     "destroy": "remove a queue from disk",
-    "verify": "check every byte and count again; changes nothing",
+    "verify": "check headers, with --deep every byte, and count again; changes nothing",
     "repair": "settle damage once and for all, saving the damaged bytes",
     "export": "write all items that are not acked, also from a damaged queue",
     "dead": "dead letters: list, show, retry, drop",
@@ -73,7 +73,8 @@ def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentPa
     parser.add_argument("--manual", action=_Manual)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, summary in VERBS.items():
-        child = verbs.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        sentence = f"{summary[:1].upper()}{summary[1:]}."
+        child = verbs.add_parser(name, help=summary, description=sentence)
         if configured is None or name in configured:
             verb = _verb(name)
             verb.configure(child)

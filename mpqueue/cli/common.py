@@ -213,27 +213,45 @@ def _or_none(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 OPTIONS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "segment_size": (size, "bytes of a segment, 64K to 1G"),
-    "max_segments": (whole, "how many segments may exist, at least 4"),
-    "keep_segments": (number(0, COUNT_MAX), "freed segments kept for reuse"),
-    "capacity": (_or_none(whole), "how many items the queue may hold"),
-    "max_bytes": (_or_none(size), "how many bytes of frames it may hold"),
-    "max_item": (size, "largest item"),
+    "segment_size": (size, "bytes of a segment, a multiple of 4096 from 64K to 1G"),
+    "max_segments": (whole, "how many segments may exist, 4 to 8192"),
+    "keep_segments": (number(0, COUNT_MAX), "freed segments kept for reuse, 0 to 64"),
+    "capacity": (_or_none(whole), "how many items the queue may hold, 1 or more, or none"),
+    "max_bytes": (_or_none(size), "how many bytes of frames it may hold, 64 or more, or none"),
+    "max_item": (size, "bytes of the largest item, 1 to 2G"),
     "durability": (durability, "sync, group, interval[:50ms] or none"),
-    "interval_items": (whole, "items that may be unsynced under interval"),
-    "interval": (duration, "time that items may be unsynced under interval"),
-    "ack_window": (whole, "seqs above the floor in which acks are remembered"),
+    "interval_items": (whole, "items that may be unsynced under interval, 1 to 4294967295"),
+    "interval": (duration, "time that items may be unsynced under interval, above 0"),
+    "ack_window": (
+        whole,
+        "seqs above the floor in which acks are remembered, a multiple of 64 from 64 to 4194304",
+    ),
     "ack_linger": (duration, "time after which acks are durable"),
-    "max_members": (whole, "entries of the member table"),
-    "key_window": (_or_none(whole), "how many items put with a key are remembered"),
+    "max_members": (whole, "entries of the member table, 1 to 65536"),
+    "key_window": (
+        _or_none(whole),
+        "how many items put with a key are remembered, 1 to 4194304, or none",
+    ),
     "retain": (duration, "how long acked segments are kept"),
-    "lease_timeout": (_or_none(duration), "time after which an item in hand is ready again"),
-    "max_attempts": (_or_none(whole), "hand-outs after which an item is a dead letter"),
-    "dead_retain": (_or_none(duration), "age at which a sweep drops dead letters"),
+    "lease_timeout": (
+        _or_none(duration),
+        "time after which an item in hand is ready again, above 0, or none",
+    ),
+    "max_attempts": (
+        _or_none(whole),
+        "hand-outs after which an item is a dead letter, 1 to 65535, or none",
+    ),
+    "dead_retain": (
+        _or_none(duration),
+        "age at which a sweep drops dead letters, above 0, or none",
+    ),
     "codec": (_codec, "name of what Python makes items with: json, msgpack, ..."),
     "mode": (_mode, "file mode, octal: 0600, 0660 or 0666"),
 }
 """Options by name: how their text is read, and what they mean."""
+
+FIXED = ("segment_size", "ack_window", "max_members", "key_window", "codec", "mode")
+"""Those that `set` cannot change."""
 
 
 def option_values(given: Mapping[str, Any]) -> dict[str, Any]:

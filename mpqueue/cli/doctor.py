@@ -258,6 +258,8 @@ def _room(view: Inspection) -> Iterator[Advice]:
     options = view.options
     used = sum(file.stat().st_size for file in view.path.glob("segment-*"))
     growth = max(0, options["segment_size"] * options["max_segments"] - used)
+    others = (view.path / name for name in ("meta", "control", "cursor", "keys"))
+    used += sum(file.stat().st_size for file in others if file.exists())
     disk = os.statvfs(view.path)
     free = disk.f_bavail * disk.f_frsize
     text = (

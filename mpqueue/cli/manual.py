@@ -37,7 +37,7 @@ def page(description: str, verbs: Sequence[Verb], version: str) -> Iterator[str]
     yield ".SH VERBS"
     for verb in verbs:
         yield f".SS {_plain(' '.join(verb.words))}"
-        yield _plain(verb.summary.capitalize() + ".")
+        yield _plain(f"{verb.summary[:1].upper()}{verb.summary[1:]}.")
         yield ".PP"
         yield f".B {_plain(verb.usage)}"
         for option in (*verb.places, *verb.options):

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         _, separator, value = text.partition("=")
         name = _name(text)
         if not separator or name not in common.OPTIONS:
-            known = ", ".join(common.OPTIONS)
+            known = ", ".join(name for name in common.OPTIONS if name not in common.FIXED)
             raise common.UsageError(f"{text!r} is not OPTION=VALUE with one of: {known}")
         try:
             given[name] = common.OPTIONS[name][0](value)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mpqueue.cli import common
 
 if TYPE_CHECKING:
-    import mpqueue.stats
+    import mpqueue
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads shared counters; where joining is not allowed, the files are counted instead."""
+    """Joins, and reads shared counters; where that is not allowed, it reads them from outside.
+
+    With no control of this boot to read them from, the files are counted instead.
+    """
     if args.html is not None:
         from mpqueue.cli import stats_page, top
 
@@ -32,20 +35,15 @@ def run(args: argparse.Namespace) -> int:
         return common.OK
     try:
         with common.open_queue(args.path) as queue:
-            now = queue.stats()
-            stats: dict[str, Any] = now._asdict()
-            stats["sync_duration_seconds"] = histogram_json(now.sync_duration_seconds)
-            stats["options"] = queue.options._asdict()
             members = queue.members()
             others = [member for member in members if member.incarnation != queue.incarnation]
-            stats["attached"] = [member._asdict() for member in others]
+            stats = _document(queue.stats(), queue.options._asdict(), others)
             # This command looks, and is gone; where the table is full it has no entry.
             stats["members_alive"] -= len(members) - len(others)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        common.say(f"{error}; counting the files instead")
-        stats = _counted(args.path)
+        stats = _from_outside(args.path, error)
     if args.json:
         common.print_json(stats)
         return common.OK
@@ -90,9 +88,9 @@ def _member(member: Mapping[str, Any]) -> str:
     return text
 
 
-def histogram_json(histogram: mpqueue.stats.Histogram) -> dict[str, Any]:
+def histogram_json(histogram: mpqueue.Histogram) -> dict[str, Any]:
     """Buckets by upper bound in seconds; JSON has no infinity, so the last one is "inf"."""
-    bounds = [f"{bound:g}" for bound in histogram.bounds]
+    bounds = [str(bound) for bound in histogram.bounds]
     return {
         "count": histogram.count,
         "sum": histogram.sum,
@@ -100,10 +98,26 @@ def histogram_json(histogram: mpqueue.stats.Histogram) -> dict[str, Any]:
     }
 
 
-def _counted(path: str) -> dict[str, Any]:
+def _document(
+    now: mpqueue.Stats, options: Mapping[str, Any], members: Iterable[mpqueue.Member]
+) -> dict[str, Any]:
+    return {
+        **now._asdict(),
+        "sync_duration_seconds": histogram_json(now.sync_duration_seconds),
+        "options": dict(options),
+        "attached": [member._asdict() for member in members],
+    }
+
+
+def _from_outside(path: str, refusal: OSError) -> dict[str, Any]:
     from mpqueue.reader import inspect
+    from mpqueue.reader.stats import read_members, read_stats
 
     with inspect(path) as view:
+        now = read_stats(view)
+        if now is not None:
+            return _document(now, view.options, read_members(view))
+        common.say(f"{refusal}; nobody has opened it since the machine started: counting the files")
         return {
             **view.counters,
             **view.counts()._asdict(),

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import termios
+import textwrap
 import time
 import tty
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,17 +50,17 @@ def report(changes: Sequence[top.Change], columns: int = 100) -> list[str]:
 
 def _queue(changed: top.Change, columns: int) -> Iterator[str]:
     now = changed.now
-    yield _paint(_clean(now.queue)[:columns], _BOLD)
+    yield from _wrapped(columns, "", now.queue, _BOLD)
     stats, found = now.stats, changed.flushes
     if now.error:
-        yield _paint(f"  {_clean(now.error)}"[:columns], _RED)
+        yield from _wrapped(columns, "  ", now.error, _RED)
         return
     if stats is None or found is None:
-        yield "  nobody has opened it since the machine started"[:columns]
+        yield from _wrapped(columns, "  ", "nobody has opened it since the machine started")
         return
     for flag, text in alarms(stats):
         if flag:
-            yield _paint(f"  {text}"[:columns], _RED)
+            yield from _wrapped(columns, "  ", text, _RED)
     rates = changed.rates
     yield from _fit(
         columns,
@@ -155,6 +156,13 @@ def _fit(columns: int, name: str, *parts: str) -> Iterator[str]:
             line = " " * 9
         line += f"  {part}"
     yield line[:columns]
+
+
+def _wrapped(columns: int, indent: str, text: str, code: str = "") -> Iterator[str]:
+    """A sentence or a path, which has no end that may be cut off."""
+    before = indent if columns > len(indent) else ""
+    for line in textwrap.wrap(_clean(text), columns - len(before), break_on_hyphens=False):
+        yield _paint(before + line, code) if code else before + line
 
 
 def _bars(counts: Sequence[int]) -> str:

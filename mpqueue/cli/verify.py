@@ -1,4 +1,4 @@
-"""`mpqueue verify`: check every byte with the independent reader; changes nothing."""
+"""`mpqueue verify`: check headers, or every byte, with the independent reader; changes nothing."""
 
 from __future__ import annotations
 
