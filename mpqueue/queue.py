@@ -575,19 +575,21 @@ class Queue(_native.Queue[T]):
         dead: str,
     ) -> None:
         """Say in the log what the native half noticed; it calls this on its slow paths."""
+        from mpqueue._words import count
+
         path = self.path
         if events & _native.EVENT_LOSS:
             _log.warn(
-                "%s: damage met and passed: %d items, %d bytes lost; run `mpqueue verify`",
+                "%s: damage met and passed: %s, %s lost; run `mpqueue verify`",
                 path,
-                lost_items,
-                lost_bytes,
+                count(lost_items, "item"),
+                count(lost_bytes, "byte"),
             )
         if events & _native.EVENT_RECOVERED:
             _log.warn(
-                "%s: recovered after a crash: %d items were torn, at most %d may be missing",
+                "%s: recovered after a crash: %s torn, at most %d may be missing",
                 path,
-                torn_items,
+                count(torn_items, "item", "were"),
                 at_most,
             )
         if events & _native.EVENT_DEAD:

@@ -118,7 +118,7 @@ def _run(words: list[str]) -> int:
         code = common.exit_code(error)
         if code < 0:
             raise
-        common.say(str(error) or type(error).__name__)
+        common.say(common.reason(error))
     finally:
         try:
             sys.stdout.flush()
@@ -136,7 +136,7 @@ def _flushed() -> int:
     except BrokenPipeError:
         return 128 + signal.SIGPIPE
     except OSError as error:
-        common.say(str(error))
+        common.say(common.reason(error))
         return common.exit_code(error)
     return 0
 

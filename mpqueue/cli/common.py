@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -114,18 +114,41 @@ def say(text: str) -> None:
         print(f"mpqueue: {shown(text)}", file=sys.stderr, flush=True)
 
 
+def reason(error: BaseException) -> str:
+    """What to say of an error. One of the system that names no file is of stdout: others do."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        bare = os.strerror(error.errno)
+        if error.strerror == bare:  # those of the core say more
+            return f"stdout: {bare}"
+    return text
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Errors of the system in here are those of `name`, whatever file they were met at."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
+
+
 def replace_file(path: str, text: str) -> None:
     """Writes beside the file and renames: a reader has the old text or the new, never a part."""
     if os.path.exists(path) and not os.path.isfile(path):  # root would replace even /dev/null
         raise UsageError(f"{path} is no regular file, which alone can be replaced")
     directory, name = os.path.split(path)
     # Its name does not end in .prom, so that node_exporter does not take it for a second file.
-    descriptor, beside = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=directory or ".")
+    with naming(path):
+        descriptor, beside = tempfile.mkstemp(
+            prefix=f".{name}.", suffix=".tmp", dir=directory or "."
+        )
     try:
-        with open(descriptor, "w", encoding="utf-8", errors="strict") as file:
-            os.fchmod(descriptor, 0o644)  # read by another user
-            file.write(text)
-        os.replace(beside, path)
+        with naming(path):
+            with open(descriptor, "w", encoding="utf-8", errors="strict") as file:
+                os.fchmod(descriptor, 0o644)  # read by another user
+                file.write(text)
+            os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(beside)

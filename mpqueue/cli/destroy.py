@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mpqueue._words import count
 from mpqueue.cli import common
 
 
@@ -22,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
         with inspect(args.path) as view:
             owed = view.counts().depth
         if owed:
-            raise common.UsageError(f"{args.path} holds {owed} items; destroy --yes removes them")
+            items = count(owed, "item")
+            raise common.UsageError(f"{args.path} holds {items}; destroy --yes removes all")
     mpqueue.destroy(args.path)
     return common.OK

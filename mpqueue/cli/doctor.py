@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from mpqueue._words import count
 from mpqueue.cli import common
 from mpqueue.reader import Inspection, Report, inspect, verify
 
@@ -68,7 +69,10 @@ def _dead(view: Inspection) -> Iterator[Advice]:
     with inspect(path) as letters:
         number = letters.counts().ready
     if number:
-        text = f"{number} dead letters: see mpqueue dead list; retry puts them back, drop removes"
+        text = (
+            f"{count(number, 'dead letter')}: see `mpqueue dead list`; `retry` puts back, `drop` "
+            "removes"
+        )
         yield Advice("warning", "dead", text)
     else:
         yield Advice("ok", "dead", "no dead letters")
@@ -98,7 +102,10 @@ def _place(view: Inspection) -> Iterator[Advice]:
         if file.stat().st_blocks * 512 < file.stat().st_size
     ]
     if holes:
-        text = f"{len(holes)} segments are not fully allocated: a full disk can fail a put late"
+        text = (
+            f"{count(len(holes), 'segment', 'are')} not fully allocated: a full disk can fail a "
+            "put late"
+        )
         yield Advice("warning", "space", text)
     else:
         yield Advice("ok", "space", "segments are wholly allocated: a full disk refuses a new one")
@@ -160,13 +167,14 @@ def _members(view: Inspection) -> Iterator[Advice]:
     most = int(view.options["max_members"])
     if len(living) >= most:
         text = (
-            f"{most} handles or more are attached: the table of {most} is full, those beyond it "
-            "work, but cannot be told apart or counted; max_members is fixed when a queue is made"
+            f"{count(most, 'handle')} or more are attached: the table of {most} is full, those "
+            "beyond it work, but cannot be told apart or counted; max_members is fixed when a "
+            "queue is made"
         )
         yield Advice("warning", "members", text)
     else:
         gone = len(members) - len(living)
-        text = f"{len(living)} handles attached, {gone} left or died, room for {most}"
+        text = f"{count(len(living), 'handle')} attached, {gone} left or died, room for {most}"
         yield Advice("ok", "members", text)
     if any(member.weak for member in living):
         text = "weak: lock bytes are held by descriptors, so segment files are not reused in place"
@@ -186,12 +194,13 @@ def _history(view: Inspection) -> Iterator[Advice]:
     lost, torn = counters.get("lost_items", 0), counters.get("torn_items", 0)
     if lost:
         size = common.human_bytes(counters.get("lost_bytes", 0))
-        text = f"{lost} items ({size}) were lost to damage so far: check the disk, see corrupt/"
+        items = count(lost, "item", "were")
+        text = f"{items} lost to damage so far ({size}): check the disk, see corrupt/"
         yield Advice("warning", "losses", text)
     else:
         yield Advice("ok", "losses", "no item was ever lost to damage")
     if torn:
-        text = f"{torn} items were cut off by a crash before they were durable"
+        text = f"{count(torn, 'item', 'were')} cut off by a crash and not durable yet"
         yield Advice("warning", "losses", text)
     control = view.source.control
     if control is None:
@@ -200,7 +209,7 @@ def _history(view: Inspection) -> Iterator[Advice]:
         yield Advice("ok", "recovery", text)
     elif control.values["recoveries"]:
         most = control.values["recovered_at_most"]
-        text = f"the last open after a crash may have lost at most {most} unsynced items"
+        text = f"the last open after a crash may have lost at most {count(most, 'unsynced item')}"
         yield Advice("warning" if most else "ok", "recovery", text)
     else:
         yield Advice("ok", "recovery", "no recovery was needed since control was built")
@@ -211,7 +220,8 @@ def _history(view: Inspection) -> Iterator[Advice]:
 
 def _backlog(view: Inspection, report: Report) -> Iterator[Advice]:
     counts = report.counts
-    text = f"{counts.depth} items are owed, {common.human_bytes(counts.backlog_bytes)}"
+    items = count(counts.depth, "item", "are")
+    text = f"{items} owed, {common.human_bytes(counts.backlog_bytes)}"
     capacity = view.options["capacity"]
     most = view.options["max_bytes"]
     if (capacity and counts.depth >= 0.8 * capacity) or (
@@ -277,7 +287,8 @@ def _files(report: Report) -> Iterator[Advice]:
         level = "damage" if finding.severity == "error" else "warning"
         yield Advice(level, "files", f"{finding.file}: {finding.message}")
     if len(shown) > 10:
-        yield Advice("warning", "files", f"{len(shown) - 10} more findings: see mpqueue verify")
+        more = count(len(shown) - 10, "more finding")
+        yield Advice("warning", "files", f"{more}: see `mpqueue verify`")
     if not shown:
         text = "every header is whole; `mpqueue verify --deep` hashes the bodies too"
         yield Advice("ok", "files", text)

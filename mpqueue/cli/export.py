@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from mpqueue._words import count
 from mpqueue.cli import common, keys, records
 
 
@@ -40,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
         out.flush()
         if view.unreadable:
             common.say(
-                f"{args.path}: {view.unreadable} items are damaged and were left out; "
-                "`mpqueue verify` names them"
+                f"{args.path}: {count(view.unreadable, 'item', 'are')} damaged and left out; "
+                "`mpqueue verify` says which"
             )
             return common.DAMAGE
     return code

@@ -71,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     from mpqueue.exceptions import Corrupt, Sealed
     from mpqueue.logging.marked import MarkedFile, position_of
 
+    if args.backups is not None and args.max_bytes is None:
+        raise common.UsageError("--backups is of rotated files: give --max-bytes, which rotates")
     if args.max_bytes == 0:
         raise common.UsageError("--max-bytes 0 leaves no room for a line")
     if os.path.exists(args.file) and not os.path.isfile(args.file):

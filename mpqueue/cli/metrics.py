@@ -34,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     """A queue that cannot be read is there as `mpqueue_up 0`, said on stderr, and no failure."""
     from mpqueue import metrics
 
+    if args.listen is not None and args.openmetrics:
+        raise common.UsageError("--listen answers in the format asked for: leave out --openmetrics")
     if args.listen is not None:
         from mpqueue.cli import metrics_http
 

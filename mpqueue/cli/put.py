@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpqueue._words import count
 from mpqueue.cli import common, keys, records
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds arguments."""
     common.add_path(parser)
     records.add_format(parser, "lines", ("lines", "null", "jsonl", "frame"))
+    parser.set_defaults(format=None)  # so that a format beside --file is seen
     keys.add_key_file(parser)
     parser.add_argument("--file", metavar="F", help="put the content of this file as one item")
     parser.add_argument(
@@ -34,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="S",
         type=common.duration,
-        help="how long to wait for room (default: for ever)",
+        help="how long to wait for room (default: for ever, with fail and drop not at all)",
     )
     parser.add_argument(
         "--key-from",
@@ -76,7 +78,8 @@ class _Putter:
                 continue
             self._put_plain(plain)
             plain = []
-            self._put_one(entry, {**self._headers, **(entry.headers or {})})
+            headers = {**self._headers, **(entry.headers or {})}
+            self._put_one(entry, headers, self._block)
         self._put_plain(plain)
 
     def _put_together(self, entries: list[records.Entry]) -> list[Sequence[int]]:
@@ -92,31 +95,32 @@ class _Putter:
     def _put_plain(self, entries: list[records.Entry]) -> None:
         from mpqueue.exceptions import Full
 
-        rest = entries
+        rest, wait = entries, self._block
         if len(entries) > 1:
             try:
                 ranges = self._put_together(entries)
             except BaseException as error:
                 accepted = getattr(error, "accepted", 0)
                 self.accepted += accepted
-                if not (self._drop and isinstance(error, Full)):
+                if not isinstance(error, Full):
                     raise
-                rest = entries[accepted:]
+                # There was no room for a whole batch; there may be for some of its items.
+                rest, wait = entries[accepted:], wait and self._drop
             else:
                 for seqs in ranges:
                     self._done(seqs)
                 return
         for entry in rest:
-            self._put_one(entry, None)
+            self._put_one(entry, None, wait)
 
-    def _put_one(self, entry: records.Entry, headers: dict[str, str] | None) -> None:
+    def _put_one(self, entry: records.Entry, headers: dict[str, str] | None, wait: bool) -> None:
         problem = records.headers_problem(headers) if headers else ""
         if problem:
             raise common.UsageError(problem)
         try:
             seq = self._queue.put(
                 entry.body,
-                self._block,
+                wait,
                 self._timeout,
                 on_full="drop" if self._drop else "raise",
                 headers=headers,
@@ -141,6 +145,11 @@ class _Putter:
 
 def run(args: argparse.Namespace) -> int:
     """Puts until the input ends. The queue is made when it is not there, and that is said."""
+    if args.file is not None and args.format is not None:
+        raise common.UsageError(
+            "--file puts a whole file as one item: leave the format of items out, or give the file "
+            "as stdin"
+        )
     exists = os.path.exists(os.path.join(args.path, "meta"))
     options = {} if exists else common.environment_options()
     headers = _headers(args.header)
@@ -149,21 +158,19 @@ def run(args: argparse.Namespace) -> int:
         if not exists:
             common.say(f"{queue.path}: there was no queue, made one")
         putter = _Putter(queue, args, headers)
-        most = queue.options.max_item
+        most, form = queue.options.max_item, args.format or "lines"
         try:
             if args.file is not None:
                 with open(args.file, "rb") as file:
                     putter.put([records.Entry(file.read(most + 1), None, key)])
             else:
-                for entries in records.read_batches(
-                    sys.stdin.fileno(), args.format, most, key_from
-                ):
+                for entries in records.read_batches(sys.stdin.fileno(), form, most, key_from):
                     putter.put(entries)
         except BaseException:
-            common.say(f"{putter.put_before()} items were put before this")
+            common.say(f"{count(putter.put_before(), 'item', 'were')} put before this")
             raise
     if putter.dropped:
-        common.say(f"{putter.dropped} items were dropped: {args.path} was full")
+        common.say(f"{count(putter.dropped, 'item', 'were')} dropped: {args.path} was full")
     return common.OK
 
 

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from mpqueue.cli.common import UsageError
+from mpqueue.cli.common import UsageError, naming
 
 CHUNK = 1 << 20
 FRAME_MAX = 1 << 31
@@ -66,7 +66,7 @@ def read_batches(
     number = 0
     # A byte of a body takes up to 6 bytes of JSON; headers come on top.
     longest = most if form != "jsonl" else 6 * most + 16 * HEADERS_MAX
-    for parts in _read_split(descriptor, separator, longest):
+    for parts in _read_split(descriptor, separator, longest, most):
         if form != "jsonl" and key_from is None:
             yield [Entry(part, None) for part in parts]
             continue
@@ -85,15 +85,26 @@ def read_batches(
         yield entries
 
 
-def _read_split(descriptor: int, separator: bytes, longest: int) -> Iterator[list[bytes]]:
+def _read(descriptor: int) -> bytes:
+    with naming("stdin"):
+        return os.read(descriptor, CHUNK)
+
+
+def _read_split(
+    descriptor: int, separator: bytes, longest: int, most: int
+) -> Iterator[list[bytes]]:
     pending: list[bytes] = []
     size = 0
-    while chunk := os.read(descriptor, CHUNK):
+    while chunk := _read(descriptor):
         first, *parts = chunk.split(separator)
         pending.append(first)
         size += len(first)
         if size > longest:
-            raise UsageError(f"the input has {longest} bytes without an end of an item")
+            raise UsageError(
+                f"the input has {longest} bytes without the end of an item, more than max_item "
+                f"({most}) allows: keep items apart by --null or --frame u32, put a file as one "
+                "item by --file, or raise max_item by `mpqueue set`"
+            )
         if not parts:
             continue
         complete = [b"".join(pending), *parts[:-1]]
@@ -107,7 +118,7 @@ def _read_split(descriptor: int, separator: bytes, longest: int) -> Iterator[lis
 
 def _read_frames(descriptor: int, most: int) -> Iterator[list[Entry]]:
     pending = bytearray()
-    while chunk := os.read(descriptor, CHUNK):
+    while chunk := _read(descriptor):
         pending += chunk
         entries: list[Entry] = []
         offset = 0

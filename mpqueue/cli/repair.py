@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mpqueue._words import count
 from mpqueue.cli import common
 
 
@@ -26,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
         common.print_json(report)
         return code
     common.table([(name.replace("_", " "), value) for name, value in report.items()])
-    verb = "would be given up" if args.dry_run else "were given up"
     if lost:
-        print(f"{common.shown(args.path)}: {lost} damaged items {verb}; their bytes go to corrupt/")
+        items = count(lost, "damaged item", "would be" if args.dry_run else "were")
+        print(f"{common.shown(args.path)}: {items} given up; the bytes go to corrupt/")
     else:
         print(f"{common.shown(args.path)}: nothing is lost")
     return code

@@ -7,6 +7,7 @@ import errno
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mpqueue._words import count
 from mpqueue.cli import common
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _option(name: str, value: object) -> object:
 def _member(member: Mapping[str, Any]) -> str:
     state = "alive" if member["alive"] else "dead"
     role = "consumer" if member["consumer"] else "producer"
-    text = f"{member['command']}, {role}, {state}, put {member['items_enqueued']} items"
+    text = f"{member['command']}, {role}, {state}, put {count(member['items_enqueued'], 'item')}"
     for name, words in _TROUBLES.items():
         if member.get(name):  # absent where files were counted instead
             text += f", {words} {member[name]}"

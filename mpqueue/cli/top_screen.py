@@ -106,7 +106,7 @@ def alarms(stats: mpqueue.Stats) -> Iterable[tuple[bool, str]]:
     yield stats.poisoned, f"poisoned: a flush failed ({os.strerror(stats.poison_errno)})"
     yield stats.fault, "fault: a bug or a broken promise of the kernel; puts are refused"
     yield stats.sealed, "sealed: no more puts"
-    yield stats.lost_items > 0, f"{stats.lost_items:,} items were found damaged, ever"
+    yield stats.lost_items > 0, f"items found damaged, ever: {stats.lost_items:,}"
     yield not stats.consumer_attached, "no consumer"
     pid = stats.blocked_on_claim
     yield pid != 0, f"process {pid} stands in the middle of a put, the consumer waits for it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mpqueue._words import count
 from mpqueue.cli import common
 
 _COLOURS = {"error": "31", "warning": "33", "note": "36"}
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     counts = report.counts
     common.table(
         [
-            ("owed", f"{counts.depth} items, {common.human_bytes(counts.backlog_bytes)}"),
+            ("owed", f"{count(counts.depth, 'item')}, {common.human_bytes(counts.backlog_bytes)}"),
             ("ready", counts.ready),
             ("being written", counts.claimed),
             ("gaps", counts.gaps),

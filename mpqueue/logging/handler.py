@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import mpqueue
+from mpqueue._words import count
 from mpqueue.logging import record as records
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class QueueHandler(logging.handlers.QueueHandler):
         if self._path is not None and self.queue.closed:
             self.queue = mpqueue.Queue(self._path, **self._options)
         if self._unsaid:
-            text = f"{self._unsaid} log records were dropped: {self.queue.path} was full"
+            dropped = count(self._unsaid, "log record", "were")
+            text = f"{dropped} dropped: {self.queue.path} was full"
             self._put(self.prepare(records.notice(logging.WARNING, text)))
             self._unsaid = 0
         self._put(record)

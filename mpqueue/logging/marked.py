@@ -111,7 +111,10 @@ class MarkedFile:
         self._inode = self._size = 0
         self._tail = b""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._mark_fd = os.open(self.path + ".mark", flags, 0o666)
+        try:
+            self._mark_fd = os.open(self.path + ".mark", flags, 0o666)
+        except (FileNotFoundError, NotADirectoryError) as error:  # as true of the file itself
+            raise OSError(error.errno, error.strerror, self.path) from error
         try:
             self._lock()
             self._recover()
@@ -165,10 +168,10 @@ class MarkedFile:
         try:
             self._write_all(data)
             self._flush(self._fd)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
-            raise
+            raise OSError(error.errno, error.strerror, self.path) from error
         self._size += len(data)
         self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
         self._position = last
@@ -323,8 +326,11 @@ class MarkedFile:
             self._synced,
             self._boot,
         )
-        os.pwrite(self._mark_fd, _serialise(mark), SLOT * (self._turn % 2))
-        self._flush(self._mark_fd)
+        try:
+            os.pwrite(self._mark_fd, _serialise(mark), SLOT * (self._turn % 2))
+            self._flush(self._mark_fd)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, f"{self.path}.mark") from error
 
 
 def _bytes_before(fd: int, size: int) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpqueue import layout
+from mpqueue._words import count
 from mpqueue.exceptions import MpqueueError
 from mpqueue.reader.acks import Acks
 from mpqueue.reader.files import Finding, check_keys
@@ -144,7 +145,7 @@ def verify(path: str | bytes | os.PathLike[str] | os.PathLike[bytes], deep: bool
 def _frame_finding(frame: Frame, owed: int, absent: Mapping[int, int]) -> list[Finding]:
     name = layout.segment_name(frame.generation)
     last = frame.seq + frame.span - 1
-    items = f"items {frame.seq} to {last}" if frame.span > 1 else f"item {frame.seq}"
+    items = f"items {frame.seq} to {last} are" if frame.span > 1 else f"item {frame.seq} is"
     if frame.kind == GAP:
         if not owed:
             return []
@@ -157,20 +158,20 @@ def _frame_finding(frame: Frame, owed: int, absent: Mapping[int, int]) -> list[F
         text = f"the body of item {frame.seq} ({frame.length} bytes) fails its hash"
     elif frame.kind == LOST and (first := _next_absent(frame, absent)):
         name = layout.segment_name(first)
-        text = f"{items} are gone with their file, which is missing"
-        count = absent[first]
-        if count > 1:
-            text = f"{items} are gone with their files: {count} from this one on are missing"
+        text = f"{items} gone with the file, which is missing"
+        number = absent[first]
+        if number > 1:
+            text = f"{items} gone with the files: {number} from this one on are missing"
     elif frame.extent:
-        text = f"{frame.extent} bytes are unreadable: {items} are gone"
+        text = f"{frame.extent} bytes are unreadable: {items} gone"
     else:
-        text = f"{items} are gone: the file that held them is missing or short"
+        text = f"{items} gone: the file is missing or short"
     if not owed:
         return [Finding("note", name, frame.offset, frame.seq, text + "; they were settled before")]
     if frame.kind == TORN:
         text += (
-            f"; {owed} were above the durable watermark when the power went and had not been "
-            "promised; the next open counts them as torn"
+            f"; {count(owed, 'item', 'were')} above the durable watermark when the power went, "
+            "never promised; the next open counts that as torn"
         )
         return [Finding("note", name, frame.offset, frame.seq, text)]
     text += (
@@ -345,6 +346,6 @@ def _compare(counts: Counts, stated: Mapping[str, int]) -> list[Finding]:
             severity = "warning"
             if name == "depth" and counted < value:
                 severity = "error"
-                text += f": {value - counted} items are owed and in no file"
+                text += f": {count(value - counted, 'item', 'are')} owed and in no file"
             findings.append(Finding(severity, "control", -1, -1, text))
     return findings

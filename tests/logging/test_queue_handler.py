@@ -204,7 +204,7 @@ def test_a_signal_handler_may_log_and_raise(logger: Logger, open_queue: OpenQueu
     assert _messages(q) == ["first"]
     assert handler.dropped == 1, "the record of the signal handler found no room either"
     log.info("goes on")
-    assert _messages(q) == [f"1 log records were dropped: {q.path} was full"]
+    assert _messages(q) == [f"1 log record was dropped: {q.path} was full"]
 
 
 def test_forked_children_log_at_once(spool: Path, run_python: RunPython) -> None:

@@ -120,7 +120,7 @@ def test_full_blocks_fails_or_drops(run: Run, path: str) -> None:
     seqs = run("put", path, "--print-seq", stdin=b"1\n2\n").stdout.split()
     assert [int(seq) for seq in seqs] == [int(seqs[0]), int(seqs[0]) + 1]
     failed = run("put", path, "--on-full", "fail", stdin=b"3\n4\n", code=6)
-    assert b"items were put before" in failed.stderr
+    assert b"1 item was put before" in failed.stderr
     run("put", path, "--timeout", "10ms", stdin=b"5\n6\n", code=6)
     dropped = run("put", path, "--on-full", "drop", stdin=b"7\n8\n")
     assert b"dropped" in dropped.stderr
@@ -205,7 +205,7 @@ def test_stats_speak_to_people_and_to_programs(run: Run, path: str) -> None:
 
 def test_destroy_wants_a_yes_for_items(run: Run, path: str) -> None:
     run("put", path, stdin=b"a\n")
-    assert b"1 items" in run("destroy", path, code=2).stderr
+    assert b"holds 1 item;" in run("destroy", path, code=2).stderr
     run("destroy", path, "--yes")
     assert not Path(path).exists()
     run("init", path)

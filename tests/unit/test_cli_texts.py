@@ -8,12 +8,15 @@ from __future__ import annotations
 import errno
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import mpqueue
 from conftest import OpenQueue
+from mpqueue._words import count
 from mpqueue.cli import VERBS, build_parser, common, doctor, main, top, top_screen
 from mpqueue.cli.stats import histogram_json
 from mpqueue.reader import inspect
@@ -134,3 +137,93 @@ def test_the_disk_space_of_a_queue_is_one_number(
     with inspect(q.path) as view:
         said = next(entry.text for entry in doctor._room(view))
     assert f"the queue uses {common.human_bytes(q.stats().disk_bytes)} " in said
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 items were"), (1, "1 item was"), (2, "2 items were")]
+)
+def test_one_is_no_plural(number: int, text: str) -> None:
+    assert count(number, "item", "were") == text
+    assert count(number, "item") == text.rpartition(" ")[0]
+
+
+def _of_one_or_many(text: str) -> list[str]:
+    """Where a plural follows a number that may be 1."""
+    return re.findall(r"\{[^{}]+\} (?:items|letters|segments|handles|records|findings)\b", text)
+
+
+def test_no_text_has_a_plural_behind_a_bare_number() -> None:
+    root = Path(mpqueue.__file__).parent
+    assert _of_one_or_many('f"{lost} items were"')
+    for path in root.rglob("*.py"):
+        assert not _of_one_or_many(path.read_text()), path
+
+
+def test_an_error_of_the_system_names_what_the_user_gave(
+    tmp_path: Path, open_queue: OpenQueue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    q = open_queue(durability="none")
+    q.put(b"x")
+    missing = str(tmp_path / "nodir" / "file")
+    for words in (["logd", q.path, "--file", missing], ["metrics", q.path, "--textfile", missing]):
+        assert main(words) == common.IO_ERROR
+        assert f"No such file or directory: '{missing}'" in capfd.readouterr().err
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "mpqueue", "get", q.path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert (done.returncode, done.stderr) == (74, b"mpqueue: stdout: No space left on device\n")
+    assert len(q) == 1
+
+
+def test_a_line_that_is_too_long_is_told_the_way_out(open_queue: OpenQueue, tmp_path: Path) -> None:
+    q = open_queue(durability="none", max_item=1000)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "mpqueue", "put", q.path],
+        input=b"x" * (2 << 20),
+        capture_output=True,
+    )
+    assert done.returncode == common.USAGE
+    for word in (b"max_item (1000)", b"--frame", b"--file", b"mpqueue set"):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "said"),
+    [
+        (["fail"], common.FULL, b"1 item was put before this"),
+        (["drop"], common.OK, b"2 items were dropped"),
+        (["block", "--timeout", "1ms"], common.FULL, b"1 item was put before this"),
+        (["fail", "--timeout", "1ms"], common.FULL, b"1 item was put before this"),
+        (["drop", "--timeout", "1ms"], common.OK, b"2 items were dropped"),
+    ],
+    ids=["fail", "drop", "block for a time", "fail in time", "drop in time"],
+)
+def test_what_fits_is_put(open_queue: OpenQueue, policy: list[str], code: int, said: bytes) -> None:
+    q = open_queue(durability="none", capacity=3)
+    q.put_many([b"a", b"b"])
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "mpqueue", "put", q.path, "--on-full", *policy],
+        input=b"1\n2\n3\n",
+        capture_output=True,
+    )
+    assert (done.returncode, len(q)) == (code, 3), done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["put", "PATH", "--file", __file__, "--lines"],
+        ["put", "PATH", "--file", __file__, "--frame", "u32"],
+        ["logd", "PATH", "--file", "log", "--backups", "3"],
+        ["metrics", "PATH", "--listen", "0", "--openmetrics"],
+    ],
+    ids=lambda words: " ".join([words[0], *words[-2:]]),
+)
+def test_an_option_without_effect_is_refused(tmp_path: Path, words: list[str]) -> None:
+    path = tmp_path / "queue"
+    assert main([str(path) if word == "PATH" else word for word in words]) == common.USAGE
+    assert not path.exists()

@@ -343,7 +343,7 @@ def test_items_that_control_owes_and_no_file_holds_are_damage(image: Image) -> N
     image.write()
     report = verify(image.path)
     (finding,) = [f for f in report.findings if f.severity == "error"]
-    assert "1 items are owed and in no file" in finding.message
+    assert "1 item is owed and in no file" in finding.message
 
 
 def test_leftovers_of_a_killed_claim_behind_the_tail_are_no_items(image: Image) -> None:

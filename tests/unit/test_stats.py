@@ -542,7 +542,7 @@ def test_loss_is_told_once(
         c.reserve(timeout=0)
         q.flush()
     (message,) = _told(caplog)
-    assert "1 items," in message
+    assert "1 item," in message
     stats = q.stats()
     assert (stats.lost_items, stats.loss_events, stats.corrupt_saved) == (1, 1, 1)
     assert stats.lost_bytes == 64
@@ -623,7 +623,7 @@ def test_recovery_with_torn_items_is_told_once(
     assert (stats.recoveries, stats.torn_items, stats.recovered_at_most) == (1, 1, 1)
     assert (stats.lost_items, stats.items_acked, stats.depth) == (0, 2, 0)
     (message,) = _told(caplog)
-    assert "recovered after a crash: 1 items were torn, at most 1 may be missing" in message
+    assert "recovered after a crash: 1 item was torn, at most 1 may be missing" in message
     q.close()
     q = open_queue()
     assert _told(caplog) == []
