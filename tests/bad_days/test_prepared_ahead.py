@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ HARMS: dict[str, Callable[[Path], None]] = {
 FLUSHED = [("short", "group"), ("directory", "group")]
 
 
-def _fill_half(path: Path, durability: str) -> tuple[mpqueue.Queue, Path, int]:
+def _fill_half(path: Path, durability: Any) -> tuple[mpqueue.Queue, Path, int]:
     """A queue that writes to its first segment, its second one, and how many items it holds."""
     q = mpqueue.Queue(path, segment_size=SEGMENT, max_segments=8, durability=durability)
     ahead, count = path / "segment-000000000002", 0
