@@ -225,8 +225,8 @@ BUGS = (
     Bug(
         "what cannot be opened is taken for missing",
         "segment.c",
-        "        if (errno != ENOENT) {\n            mpq_fail_errno",
-        "        if (0) {\n            mpq_fail_errno",
+        "        } else if (errno != ENOENT) {\n            mpq_fail_errno",
+        "        } else if (0) {\n            mpq_fail_errno",
         ("nth", "open"),
     ),
     Bug(
