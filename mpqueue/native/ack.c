@@ -91,6 +91,16 @@ void mpq_count_out(struct mpq_consumer *consumer, int by, uint32_t extent)
     mpq_store(control->reserved_bytes, consumer->out_bytes);
 }
 
+/* What only queues with leases or failures have: apart, so that others pay one look. */
+static void settle_more(struct mpq_consumer *consumer, struct mpq_entry *entry, uint64_t seq,
+                        bool leased)
+{
+    if (leased)
+        mpq_lease_end(consumer, entry);
+    if (consumer->failures != NULL)
+        mpq_failure_forget(consumer, seq);
+}
+
 void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enum mpq_settle how)
 {
     struct mpq_queue *queue = consumer->queue;
@@ -121,16 +131,16 @@ void mpq_settle(struct mpq_consumer *consumer, uint64_t seq, uint64_t bytes, enu
         break;
     }
     struct mpq_entry *entry = mpq_entry_of(consumer, seq);
+    bool leased = false;
     if (entry->seq == seq) {
         if (entry->state == MPQ_ENTRY_OUT) {
             mpq_count_out(consumer, -1, entry->extent);
-            if (MPQ_UNLIKELY(entry->lease != 0))
-                mpq_lease_end(consumer, entry);
+            leased = entry->lease != 0;
         }
         entry->state = MPQ_ENTRY_SETTLED;
     }
-    if (MPQ_UNLIKELY(consumer->failures != NULL))
-        mpq_failure_forget(consumer, seq);
+    if (MPQ_UNLIKELY(leased || consumer->failures != NULL))
+        settle_more(consumer, entry, seq, leased);
 }
 
 /* ---- the calls */

@@ -396,6 +396,7 @@ mpq_status mpq_claim_keyed(struct mpq_queue *queue, const struct mpq_item_in *it
         if (MPQ_UNLIKELY(claim->keyed != NULL))
             mpq_keys_add(queue, claim);
         mpq_lock_release(queue);
+        claim->bytes = bytes;
         claim->past_half = claim->offset + bytes > claim->segment->bytes / 2;
         return MPQ_OK;
     }

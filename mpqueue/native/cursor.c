@@ -369,12 +369,8 @@ static void *helper_main(void *argument)
     return NULL;
 }
 
-void mpq_helper_poke(struct mpq_consumer *consumer)
+static void poke(struct mpq_consumer *consumer, bool reclaim, bool persist)
 {
-    const uint32_t durability = mpq_load(consumer->queue->control->durability);
-    const bool reclaim = floor_generation(consumer) > consumer->reclaimed;
-    const bool persist = consumer->cursor_dirty && (durability == MPQ_DURABILITY_GROUP ||
-                                                    durability == MPQ_DURABILITY_INTERVAL);
     if ((!reclaim || consumer->helper_reclaim) && (!persist || consumer->helper_wanted))
         return;
     if (consumer->helper_stop || mpq_load(consumer->queue->control->poison_errno) != 0)
@@ -390,11 +386,18 @@ void mpq_helper_poke(struct mpq_consumer *consumer)
     wake_helper(consumer);
 }
 
+void mpq_helper_poke(struct mpq_consumer *consumer)
+{
+    const uint32_t durability = mpq_load(consumer->queue->control->durability);
+    poke(consumer, floor_generation(consumer) > consumer->reclaimed,
+         consumer->cursor_dirty &&
+             (durability == MPQ_DURABILITY_GROUP || durability == MPQ_DURABILITY_INTERVAL));
+}
+
 void mpq_helper_start(struct mpq_consumer *consumer)
 {
     mpq_mutex_lock(&consumer->mutex);
-    if (floor_generation(consumer) > consumer->reclaimed)
-        mpq_helper_poke(consumer);
+    poke(consumer, floor_generation(consumer) > consumer->reclaimed, false);
     mpq_mutex_unlock(&consumer->mutex);
 }
 

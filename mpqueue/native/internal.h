@@ -444,7 +444,7 @@ enum mpq_need {
 struct mpq_claim {
     struct mpq_keyed *keyed; /* NULL: keys play no part */
     struct mpq_segment *segment;
-    uint64_t offset;
+    uint64_t offset, bytes; /* of the frames */
     uint64_t first_seq;
     uint64_t items_after; /* claimed items, lifetime, after this claim */
     uint64_t enqueued_at;

@@ -6,14 +6,6 @@
 
 #define COPY_UNLOCKED_BYTES (64u * 1024u)
 
-static uint64_t frame_bytes(const struct mpq_item_in *items, uint32_t count)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < count; i++)
-        bytes += MPQ_FRAME_EXTENT(items[i].ext_length, items[i].length);
-    return bytes;
-}
-
 static void count_in(struct mpq_queue *queue, uint64_t items, uint64_t bytes)
 {
     struct mpq_member *me = queue->me;
@@ -72,7 +64,7 @@ static mpq_status put_once(struct mpq_queue *queue, const struct mpq_item_in *it
         MPQ_GUARD_ARM(&guard);
         status = mpq_claim_keyed(queue, items, count, wait, &guard, &once->claim, error);
         if (status == MPQ_OK) {
-            const uint64_t bytes = frame_bytes(items, count);
+            const uint64_t bytes = once->claim.bytes;
             queue->published = true;
             if (MPQ_UNLIKELY(bytes > COPY_UNLOCKED_BYTES)) {
                 unlocked = once->claim.segment;

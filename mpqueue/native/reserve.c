@@ -439,15 +439,20 @@ static inline mpq_status next_ready(struct mpq_consumer *consumer, struct step_o
 
 /* What stands before any look at what is ready. True, with *error: overdue leases could not be
  * ended, or something happened that nobody was told of yet. */
-static bool untold(struct mpq_consumer *consumer, struct mpq_error *error)
+static bool untold_now(struct mpq_consumer *consumer, struct mpq_error *error)
 {
     if (mpq_leased(consumer) && mpq_leases_expire(consumer, error) != MPQ_OK)
         return true;
-    if (MPQ_LIKELY(!consumer->tell))
+    if (!consumer->tell)
         return false;
     consumer->tell = consumer->peeking;
     *error = consumer->untold;
     return true;
+}
+
+static inline bool untold(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    return MPQ_UNLIKELY(mpq_leased(consumer) || consumer->tell) && untold_now(consumer, error);
 }
 
 /* MPQ_EMPTY also when the next item is larger than `most` payload bytes. */
