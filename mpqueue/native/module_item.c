@@ -164,13 +164,19 @@ static void item_free(struct state *state, PyTypeObject *type, PyObject *object)
 }
 
 /* Making an object may run Python, and a large copy lets go of the interpreter lock: others may
- * have closed the consumer (false, with Closed set), or have settled the item (false). */
+ * have closed the consumer (false, with Closed set), or have settled the item (false). Also false,
+ * with InternalError set: control was overwritten. */
 static bool still_there(struct role *role, const struct mpq_item *item)
 {
     struct mpq_error error;
     mpq_status status = role_check(role, &error);
-    if (LIKELY(status == MPQ_OK))
-        return mpq_item_intact(role->consumer, item);
+    if (LIKELY(status == MPQ_OK)) {
+        if (LIKELY(mpq_item_intact(role->consumer, item)))
+            return true;
+        status = mpq_item_settled(role->consumer, &error);
+        if (status == MPQ_OK)
+            return false;
+    }
     error_raise(role->state, status, &error);
     return false;
 }

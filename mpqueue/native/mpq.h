@@ -369,6 +369,9 @@ MPQ_CHECKED bool mpq_copy_out(void *to, const void *from, size_t bytes);
 /* What was copied or mapped before this call is what was handed out. False: somebody settled the
  * item meanwhile, and its segment's file may hold other items by now. The consumer is open. */
 bool mpq_item_intact(const struct mpq_consumer *consumer, const struct mpq_item *item);
+/* MPQ_OK: it is not, because it was settled, so the next look finds another one. MPQ_INTERNAL:
+ * control was overwritten, and it would be found for ever. */
+MPQ_CHECKED mpq_status mpq_item_settled(struct mpq_consumer *consumer, struct mpq_error *error);
 /* A second mapping of the item's segment for zero-copy views: as long as a reference to it lives,
  * in this process or a forked child, the file is not reused. *body points into it. NULL when it
  * cannot be made. */

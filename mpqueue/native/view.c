@@ -54,3 +54,16 @@ bool mpq_item_intact(const struct mpq_consumer *consumer, const struct mpq_item 
     atomic_thread_fence(memory_order_acquire);
     return mpq_load(consumer->queue->control->oldest_generation) <= item->segment->generation;
 }
+
+mpq_status mpq_item_settled(struct mpq_consumer *consumer, struct mpq_error *error)
+{
+    struct mpq_queue *queue = consumer->queue;
+    mpq_status status = mpq_usable(queue, error);
+    /* Segments are freed below the floor alone, and its keeper is this process. */
+    mpq_mutex_lock(&consumer->mutex);
+    const uint64_t floor = MPQ_POSITION_GEN(consumer->record.floor_position);
+    mpq_mutex_unlock(&consumer->mutex);
+    if (status == MPQ_OK && mpq_load(queue->control->oldest_generation) > floor)
+        status = mpq_overwritten(queue, error);
+    return status;
+}
