@@ -19,7 +19,7 @@ static bool progress_possible(struct mpq_consumer *consumer, bool *pending)
     struct mpq_queue *queue = consumer->queue;
     *pending = mpq_tail_read(queue->control).position > consumer->read_position;
     if (consumer->again_count != 0 || consumer->tell || mpq_leases_left(consumer) == 0 ||
-        mpq_dead_due(consumer))
+        mpq_dead_due(consumer) || mpq_drained(consumer)) /* sealed since the last try */
         return true;
     return mpq_visible_limit(queue) > consumer->read_position && !consumer->blocked_on_claim &&
            !consumer->blocked_on_window;
