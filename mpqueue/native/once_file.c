@@ -29,12 +29,12 @@ static uint64_t file_bytes(const struct mpq_queue *queue)
 static void slot_of(struct mpq_queue *queue, uint64_t number, struct mpq_key_saved *saved)
 {
     const struct mpq_key_slot *at = mpq_key_at(queue, number);
-    const uint64_t position = mpq_load(at->position);
-    saved->hash[0] = mpq_load(at->hash[0]);
-    saved->hash[1] = mpq_load(at->hash[1]);
-    saved->seq = mpq_load(at->seq);
-    /* SYNC slots: partner in mpq_keys_append; a slot that was stored anew has left the window */
-    atomic_thread_fence(memory_order_acquire);
+    /* SYNC slots: acquire each, so that `count` is read after them; partner in mpq_keys_append. A
+     * slot that was stored anew has left the window. */
+    const uint64_t position = atomic_load_explicit(&at->position, memory_order_acquire);
+    saved->hash[0] = atomic_load_explicit(&at->hash[0], memory_order_acquire);
+    saved->hash[1] = atomic_load_explicit(&at->hash[1], memory_order_acquire);
+    saved->seq = atomic_load_explicit(&at->seq, memory_order_acquire);
     const uint64_t count = mpq_load(queue->keys->count);
     if (position == MPQ_KEY_VOID || count - number >= queue->created.key_window)
         memset(saved, 0, sizeof *saved);
