@@ -412,7 +412,8 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
                          queue->pin.fd); /* weak mode: only close, the lock is the parent's */
     queue->pin.map = NULL; /* not inherited */
     queue->pin.fd = -1;
-    queue->consumer = NULL; /* the role stays with the parent */
+    queue->consumer = NULL; /* the role stays with the parent, as does a close that it was in */
+    atomic_store(&queue->leaving, 0);
     queue->published = false;
     queue->me = NULL;
     for (unsigned i = 0; i < MPQ_MAPS; i++)

@@ -186,6 +186,25 @@ static void a_loop_and_a_thread_share_a_consumer(void)
     fixture_remove(&fixture);
 }
 
+/* Between a try and its wait: whoever waits then would wait for what will never come. */
+static void a_seal_before_the_wait_ends_it(void)
+{
+    struct mpq_queue *queue = start(MPQ_DURABILITY_NONE);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    const struct mpq_call now = {0};
+    struct mpq_call call = FOREVER;
+    struct mpq_error error;
+    struct mpq_item item;
+    CHECK(mpq_reserve_try(consumer, &item, &error) == MPQ_EMPTY);
+    CHECK(mpq_reserve_wait(consumer, &now, &error) == MPQ_TIMEOUT);
+    CHECK_STATUS(mpq_seal(queue, false, &call, &error), MPQ_OK, error);
+    CHECK_STATUS(mpq_reserve_wait(consumer, &now, &error), MPQ_OK, error);
+    CHECK(mpq_reserve_try(consumer, &item, &error) == MPQ_SEALED);
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
 /* Idle, armed, and between the two: whatever its thread does, close ends it. */
 static void close_ends_its_thread(void)
 {
@@ -239,6 +258,7 @@ int main(void)
 {
     RUN(no_ring_is_lost);
     RUN(a_loop_and_a_thread_share_a_consumer);
+    RUN(a_seal_before_the_wait_ends_it);
     RUN(close_ends_its_thread);
     RUN(without_a_thread_there_is_no_descriptor);
     return 0;
