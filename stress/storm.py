@@ -152,9 +152,12 @@ class Storm:
             self._start("steady-producer")
             self._start("steady-consumer")
             self._sample()
-        for kind, wanted in (("producer", PRODUCERS), ("consumer", CONSUMERS)):
-            for _ in range(wanted - len(self.children.of(kind))):
-                self._start(kind)
+        self._fill_up_with("producer", PRODUCERS)
+        self._fill_up_with("consumer", CONSUMERS)
+
+    def _fill_up_with(self, kind: str, wanted: int) -> None:
+        for _ in range(wanted - len(self.children.of(kind))):
+            self._start(kind)
 
     # ---- what happens to them ----------------------------------------------------------------
 
@@ -288,8 +291,12 @@ class Storm:
         producers = ("producer", "steady-producer")
         for child in self.children.of(*producers):
             os.kill(child.pid, signal.SIGTERM)
-        if not self.children.wait_for((*producers, "cli", "opener"), self.plan.watchdog):
-            raise Hang("producers did not end\n" + self.children.describe())
+        deadline = time.monotonic() + self.plan.watchdog
+        while not self.children.wait_for((*producers, "cli", "opener"), 0.2):
+            if time.monotonic() > deadline:
+                raise Hang("producers did not end\n" + self.children.describe())
+            # Those that lived when the rage ended may have been asked to end: a put waits for room.
+            self._fill_up_with("consumer", CONSUMERS)
         self._start("consumer")  # the others may have been killed or asked to end a moment ago
         self.cli("seal", self.queue)
         if not self.children.wait_for(("consumer", "steady-consumer"), self.plan.watchdog):
