@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import tempfile
-import threading
 import time
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -95,18 +93,14 @@ def run(args: argparse.Namespace) -> int:
 def _measure(path: str, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     import mpqueue
 
-    gate = multiprocessing.get_context("fork").Barrier(args.producers + 1)
     consumer = children.start(_consume, path, work / "consumer")
-    producers = [
-        children.start(
-            _produce, path, work / f"producer-{index}", gate, args.size, args.batch, args.seconds
-        )
-        for index in range(args.producers)
-    ]
-    try:
-        gate.wait(START_TIMEOUT)
-    except threading.BrokenBarrierError:
-        raise common.WorkerFailed("a process of the bench did not start") from None
+    with children.StartLine() as line:
+        load = (line, args.size, args.batch, args.seconds)
+        producers = [
+            children.start(_produce, path, work / f"producer-{index}", *load)
+            for index in range(args.producers)
+        ]
+        line.let_go(producers, START_TIMEOUT)
     started = time.monotonic()
     _wait_for(producers, [consumer])
     put_seconds = time.monotonic() - started
@@ -152,7 +146,9 @@ def _wait_for(processes: list[BaseProcess], others: list[BaseProcess]) -> None:
     children.check([*processes, *others], "process")
 
 
-def _produce(path: str, out: Path, gate: Any, size: int, batch: int, seconds: float) -> None:
+def _produce(
+    path: str, out: Path, line: children.StartLine, size: int, batch: int, seconds: float
+) -> None:
     """Puts until the time is over; each put is timed and a sample of the times kept."""
     import mpqueue
 
@@ -163,7 +159,7 @@ def _produce(path: str, out: Path, gate: Any, size: int, batch: int, seconds: fl
     clock = time.perf_counter_ns
     parent = os.getppid()
     with mpqueue.Queue(path, create=False) as queue:
-        gate.wait(START_TIMEOUT)
+        line.wait()
         end = clock() + int(seconds * 1e9)
         while (now := clock()) < end and os.getppid() == parent:
             if batch == 1:

@@ -31,6 +31,7 @@ MADE: dict[str, object] = {
     "lease_timeout": None,
     "max_attempts": 7,
     "dead_retain": None,
+    "key_window": 100,
     "codec": "bytes",
     "mode": 0o600,
 }
@@ -51,6 +52,7 @@ OTHER: dict[str, object] = {
     "lease_timeout": 1.0,
     "max_attempts": 8,
     "dead_retain": 1.0,
+    "key_window": 200,
     "codec": "json",
     "mode": 0o660,
 }
