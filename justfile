@@ -28,6 +28,10 @@ install:
 test *arguments:
     pytest {{arguments}}
 
+# the pages as a site in build/site; needs pip install ".[docs]"
+site:
+    sphinx-build -W --keep-going docs build/site
+
 # SIGKILL storm, for example: just storm --seconds 3600 --seed 7
 storm *arguments:
     stress/run.sh {{arguments}}

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""What can go wrong, as one tree::
 
     MpqueueError
       Full (queue.Full)                  no room; transient; .reason
