@@ -37,7 +37,7 @@ class Options:
     """What a run of a benchmark may be told."""
 
     directory: Path  # scratch space, on the filesystem to be measured
-    rounds: int = 5
+    rounds: int = 9
     seconds: float = 0.6  # target length of one measured run
 
 
@@ -248,7 +248,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that every benchmark takes."""
     made = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     made.add_argument("--json", type=Path, metavar="FILE", help="also write every rate to FILE")
-    made.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    made.add_argument("--rounds", type=int, default=9, help="interleaved rounds (default 9)")
     made.add_argument("--seconds", type=float, default=0.6, help="of one run (default 0.6)")
     made.add_argument(
         "--dir", type=Path, help="where queues are made (default: build/ of this tree)"
