@@ -24,11 +24,11 @@ LINE = re.compile(
     r"^(?P<name>power|powercut|steps|nth|rot|storm|fuzz|soak): .*violations|^\w+: .*FAILED"
 )
 COUNT = re.compile(
-    r"(\d+) ([a-z0-9 ]*crash points|crash states|deaths|kills|runs|bits flipped|inputs|items)\b",
+    r"(\d+) ([a-z0-9 -]*crash points|crash states|deaths|kills|runs|bits flipped|inputs|items)\b",
     re.ASCII,
 )
 SEEDS = re.compile(r"\bseeds? (\d+(?:\.\.\d+)?)")
-ROW = re.compile(r"^\| (\w+) \| ([\d,]+) ([a-z0-9 ]+) \|.*\| ([\d,]+|some) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (\w+) \| ([\d,]+) ([a-z0-9 -]+) \|.*\| ([\d,]+|some) \|$", re.MULTILINE)
 
 
 def git(*words: str) -> str:

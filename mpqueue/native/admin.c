@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "aside.h"
 #include "dead.h"
 
 static void set_sealed(struct mpq_meta_slot *meta, void *arg)
@@ -71,14 +72,13 @@ static mpq_status attached(struct mpq_queue *queue, const char *what, struct mpq
 }
 
 /* Opens meta and takes the gate and the range, without joining. */
-static mpq_status take_alone(struct alone *alone, const char *path, const struct mpq_io *io,
+static mpq_status take_alone(struct alone *alone, const struct mpq_open_args *args,
                              const struct mpq_call *call, const char *what, struct mpq_error *error)
 {
-    const struct mpq_open_args args = {.path = path, .io = io};
     alone->gate = (struct mpq_pin){NULL, -1};
     alone->range = (struct mpq_pin){NULL, -1};
     mpq_guard_install();
-    mpq_status status = mpq_handle_open(&args, false, &alone->queue, error);
+    mpq_status status = mpq_handle_open(args, false, &alone->queue, error);
     if (status != MPQ_OK)
         return status;
     status = mpq_pin_wait(alone->queue, MPQ_BYTE_GATE, call, &alone->gate, "the gate", error);
@@ -88,7 +88,7 @@ static mpq_status take_alone(struct alone *alone, const char *path, const struct
         return status;
     int rc = mpq_pin_take(alone->queue, MPQ_BYTE_MEMBERS, 0, &alone->range);
     if (rc < 0)
-        return mpq_fail_errno(error, "%s: cannot lock the members' bytes", path);
+        return mpq_fail_errno(error, "%s: cannot lock the members' bytes", args->path);
     return rc == 0 ? MPQ_OK : attached(alone->queue, what, error);
 }
 
@@ -104,13 +104,12 @@ static void leave_alone(struct alone *alone)
 
 /* What control knows and the disk does not (acks, the watermark) goes to the cursor first. A queue
  * too damaged for that is repaired from what its disk says. */
-static void persist_acks(const char *path, const struct mpq_io *io, const struct mpq_call *call)
+static void persist_acks(const struct mpq_open_args *args, const struct mpq_call *call)
 {
     const struct mpq_call now = {0, call->check, call->arg};
-    const struct mpq_open_args args = {.path = path, .io = io};
     struct mpq_queue *queue;
     struct mpq_consumer *consumer;
-    if (mpq_open(&args, call, &queue, NULL) != MPQ_OK)
+    if (mpq_open(args, call, &queue, NULL) != MPQ_OK)
         return;
     if (mpq_consumer_open(queue, &now, &consumer, NULL) == MPQ_OK) {
         (void)mpq_consumer_close(consumer, NULL);
@@ -120,21 +119,21 @@ static void persist_acks(const char *path, const struct mpq_io *io, const struct
     mpq_free(queue);
 }
 
-static mpq_status repair_one(const char *path, const struct mpq_io *io, bool dry_run,
+static mpq_status repair_one(const struct mpq_open_args *args, bool dry_run,
                              const struct mpq_call *call, struct mpq_repair *report,
                              struct mpq_error *error)
 {
     struct alone alone = {.queue = NULL};
     memset(report, 0, sizeof *report);
     if (!dry_run)
-        persist_acks(path, io, call);
-    mpq_status status = take_alone(&alone, path, io, call, "repair", error);
+        persist_acks(args, call);
+    mpq_status status = take_alone(&alone, args, call, "repair", error);
     struct mpq_meta_slot meta;
     char boot_id[40];
     if (status == MPQ_OK)
         status = mpq_meta_read(alone.queue, &meta, error);
     if (status == MPQ_OK && alone.queue->io->boot_id(alone.queue->io, boot_id) != 0)
-        status = mpq_fail_errno(error, "%s: cannot read the kernel's boot id", path);
+        status = mpq_fail_errno(error, "%s: cannot read the kernel's boot id", args->path);
     if (status == MPQ_OK) {
         const struct mpq_rebuild_how how = {
             .repair = true, .dry = dry_run, .poisoned = meta.poison_errno != 0};
@@ -151,15 +150,17 @@ mpq_status mpq_repair_queue(const char *path, const struct mpq_io *io, bool dry_
 {
     struct mpq_repair inner = {0};
     char name[PATH_MAX];
+    const struct mpq_open_args args = {.path = path, .io = io};
+    const struct mpq_open_args dead = {.path = name, .inner = true, .io = io};
     const int length = snprintf(name, sizeof name, "%s/" MPQ_DEAD, path);
     mpq_status status = MPQ_OK;
     if (length > 0 && (size_t)length < sizeof name)
-        status = repair_one(name, io, dry_run, call, &inner, error);
+        status = repair_one(&dead, dry_run, call, &inner, error);
     if (status != MPQ_OK && status != MPQ_NOT_A_QUEUE) {
         *report = inner;
         return status;
     }
-    status = repair_one(path, io, dry_run, call, report, error);
+    status = repair_one(&args, dry_run, call, report, error);
     report->items += inner.items;
     report->gaps += inner.gaps;
     report->lost_items += inner.lost_items;
@@ -191,7 +192,8 @@ static int remove_ours(void *argument, const char *name)
 static int remove_saved(void *argument, const char *name)
 {
     struct shelf *shelf = argument;
-    (void)shelf->io->unlink(shelf->io, shelf->dirfd, name);
+    if (mpq_saved_parse(name))
+        (void)shelf->io->unlink(shelf->io, shelf->dirfd, name);
     return 0;
 }
 
@@ -231,17 +233,22 @@ static mpq_status dead_is_free(struct mpq_queue *queue, struct mpq_error *error)
     char name[PATH_MAX];
     if (!dead_path(queue, name))
         return MPQ_OK;
-    mpq_status status = take_alone(&alone, name, queue->io, &call, "destroy", error);
+    const struct mpq_open_args args = {.path = name, .inner = true, .io = queue->io};
+    mpq_status status = take_alone(&alone, &args, &call, "destroy", error);
     leave_alone(&alone);
     return status == MPQ_NOT_A_QUEUE ? MPQ_OK : status;
 }
+
+static mpq_status destroy(const struct mpq_open_args *args, char gate_name[48],
+                          struct mpq_error *error);
 
 static mpq_status destroy_dead(struct mpq_queue *queue, struct mpq_error *error)
 {
     char name[PATH_MAX], no_gate[48];
     if (!dead_path(queue, name))
         return MPQ_OK;
-    mpq_status status = mpq_destroy(name, queue->io, no_gate, error);
+    const struct mpq_open_args args = {.path = name, .inner = true, .io = queue->io};
+    mpq_status status = destroy(&args, no_gate, error);
     if (status != MPQ_NOT_A_QUEUE)
         return status;
     remove_shelf(queue->io, queue->dirfd, MPQ_DEAD, remove_ours); /* it was never made whole */
@@ -255,7 +262,7 @@ static mpq_status remove_files(struct mpq_queue *queue, struct mpq_error *error)
     if (status != MPQ_OK)
         return status;
     struct shelf shelf = {io, queue->dirfd};
-    remove_shelf(io, queue->dirfd, "corrupt", remove_saved);
+    remove_shelf(io, queue->dirfd, MPQ_SAVED, remove_saved);
     if (io->list(io, queue->dirfd, remove_ours, &shelf) != 0)
         return mpq_fail_errno(error, "%s: cannot list the directory", queue->path);
     if (io->unlink(io, queue->dirfd, DESTROYED) != 0)
@@ -285,7 +292,7 @@ mpq_status mpq_destroy_rest(struct mpq_queue *queue, const struct mpq_call *call
     struct stat now;
     while (status == MPQ_OK && io->lock(io, fd, F_WRLCK, MPQ_BYTE_GATE, 1) != 0)
         status = errno == EAGAIN || errno == EACCES
-                     ? mpq_pause(queue, call, MPQ_MS)
+                     ? mpq_pause(queue, call, MPQ_MS, error)
                      : mpq_fail_errno(error, "%s: cannot lock what was meta", queue->path);
     if (status == MPQ_OK && io->stat(io, queue->dirfd, DESTROYED, &now) == 0) {
         name_gate(io, fd, gate_name);
@@ -295,45 +302,50 @@ mpq_status mpq_destroy_rest(struct mpq_queue *queue, const struct mpq_call *call
     return status;
 }
 
-static mpq_status destroy_half(const char *path, const struct mpq_io *io,
-                               const struct mpq_call *call, char gate_name[48],
-                               struct mpq_error *error)
+static mpq_status destroy_half(const struct mpq_open_args *args, const struct mpq_call *call,
+                               char gate_name[48], struct mpq_error *error)
 {
-    const struct mpq_open_args args = {.path = path, .io = io};
     struct mpq_queue *queue;
-    mpq_status status = mpq_handle_open(&args, true, &queue, error);
+    mpq_status status = mpq_handle_open(args, true, &queue, error);
     if (status != MPQ_OK)
         return status;
     status = mpq_destroy_rest(queue, call, gate_name, error);
     if (status == MPQ_OK)
-        (void)queue->io->rmdir(queue->io, AT_FDCWD, path);
+        (void)queue->io->rmdir(queue->io, AT_FDCWD, args->path);
     atomic_store(&queue->closing, 1);
     mpq_free(queue);
     return status;
 }
 
-mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name[48],
-                       struct mpq_error *error)
+static mpq_status destroy(const struct mpq_open_args *args, char gate_name[48],
+                          struct mpq_error *error)
 {
     struct alone alone = {.queue = NULL};
     const struct mpq_call call = {mpq_monotonic_ns() + 1000 * MPQ_MS, NULL, NULL};
-    mpq_status status = take_alone(&alone, path, io, &call, "destroy", error);
-    if (status == MPQ_NOT_A_QUEUE && destroy_half(path, io, &call, gate_name, NULL) == MPQ_OK)
+    mpq_status status = take_alone(&alone, args, &call, "destroy", error);
+    if (status == MPQ_NOT_A_QUEUE && destroy_half(args, &call, gate_name, NULL) == MPQ_OK)
         status = MPQ_OK;
     else if (status == MPQ_OK) {
         struct mpq_queue *queue = alone.queue;
         memcpy(gate_name, queue->gate_name, sizeof queue->gate_name);
         status = dead_is_free(queue, error);
         if (status == MPQ_OK && queue->io->rename(queue->io, queue->dirfd, "meta", DESTROYED) != 0)
-            status = mpq_fail_errno(error, "%s: cannot rename meta", path);
+            status = mpq_fail_errno(error, "%s: cannot rename meta", args->path);
         else if (status == MPQ_OK &&
                  queue->io->sync(queue->io, queue->dirfd) != 0) /* no file goes before the name */
-            status = mpq_fail_errno(error, "%s: cannot sync the directory", path);
+            status = mpq_fail_errno(error, "%s: cannot sync the directory", args->path);
         else if (status == MPQ_OK)
             status = remove_files(queue, error);
         if (status == MPQ_OK)
-            (void)queue->io->rmdir(queue->io, AT_FDCWD, path); /* foreign files keep it */
+            (void)queue->io->rmdir(queue->io, AT_FDCWD, args->path); /* foreign files keep it */
     }
     leave_alone(&alone);
     return status;
+}
+
+mpq_status mpq_destroy(const char *path, const struct mpq_io *io, char gate_name[48],
+                       struct mpq_error *error)
+{
+    const struct mpq_open_args args = {.path = path, .io = io};
+    return destroy(&args, gate_name, error);
 }

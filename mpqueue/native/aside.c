@@ -44,9 +44,8 @@ bool mpq_set_aside(struct mpq_queue *queue, uint64_t generation)
         return errno == ENOENT;
     if (S_ISREG(now.st_mode) && now.st_size == 0)
         return io->unlink(io, queue->dirfd, name) == 0;
-    snprintf(kept, sizeof kept, "corrupt/%020llu-%s", (unsigned long long)io->wall_ns(io), name);
-    (void)io->mkdir(io, queue->dirfd, "corrupt", 0700);
-    if (io->rename(io, queue->dirfd, name, kept) != 0)
+    snprintf(kept, sizeof kept, MPQ_SAVED "/%020llu-%s", (unsigned long long)io->wall_ns(io), name);
+    if (!mpq_saved_make(queue) || io->rename(io, queue->dirfd, name, kept) != 0)
         return false;
     mpq_bump(queue->control->corrupt_saved, 1);
     return true;

@@ -19,6 +19,13 @@ enum mpq_intact mpq_segment_intact(struct mpq_queue *queue, uint64_t generation)
  * name is free. */
 bool mpq_set_aside(struct mpq_queue *queue, uint64_t generation);
 
+/* ---- quarantine.c */
+#define MPQ_SAVED "corrupt"
+/* Is that a name which something that is saved gets? */
+bool mpq_saved_parse(const char *name);
+/* The directory is there, and is one. */
+bool mpq_saved_make(struct mpq_queue *queue);
+
 /* ---- disk.c */
 /* Lists the directory; 0 = it cannot. */
 uint64_t mpq_disk_bytes(struct mpq_queue *queue);

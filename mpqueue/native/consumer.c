@@ -150,8 +150,7 @@ static void let_go(struct mpq_consumer *consumer)
 static void discard(struct mpq_consumer *consumer)
 {
     mpq_io *io = consumer->queue->io;
-    if (consumer->cursor_fd >= 0)
-        io->close(io, consumer->cursor_fd);
+    mpq_fd_close(io, consumer->cursor_fd, &consumer->cursor_id);
     if (consumer->bell_fd >= 0)
         io->close(io, consumer->bell_fd);
     consumer->cursor_fd = consumer->bell_fd = -1;
@@ -262,7 +261,7 @@ static mpq_status wait_for_own(struct mpq_queue *queue, const struct mpq_call *c
         mpq_mutex_unlock(&queue->mutex);
         if (!there)
             return MPQ_OK;
-        mpq_status status = mpq_pause(queue, call, MPQ_MS);
+        mpq_status status = mpq_pause(queue, call, MPQ_MS, error);
         if (status == MPQ_TIMEOUT)
             return busy(queue, error);
         if (status != MPQ_OK)
@@ -306,8 +305,7 @@ static mpq_status give_up_role(struct mpq_consumer *consumer, struct mpq_error *
     let_go(consumer);
     mpq_mutex_unlock(&consumer->mutex);
     pthread_mutex_lock(&consumer->cursor_mutex);
-    if (consumer->cursor_fd >= 0)
-        queue->io->close(queue->io, consumer->cursor_fd);
+    mpq_fd_close(queue->io, consumer->cursor_fd, &consumer->cursor_id);
     consumer->cursor_fd = -1;
     pthread_mutex_unlock(&consumer->cursor_mutex);
     mpq_store(queue->control->consumer, 0);

@@ -60,7 +60,9 @@ mpq_status mpq_cursor_open(struct mpq_queue *queue, int *out, struct mpq_error *
 {
     mpq_io *io = queue->io;
     const uint64_t bytes = 2 * slot_bytes(queue);
-    int fd = io->open(io, queue->dirfd, "cursor", O_RDWR | O_CREAT, 0600);
+    int fd = io->open(io, queue->dirfd, "cursor", O_RDWR, 0);
+    if (fd < 0 && errno == ENOENT) /* only who has the role, or is alone, makes it */
+        fd = io->open(io, queue->dirfd, "cursor", O_RDWR | O_CREAT | O_EXCL, 0600);
     if (fd < 0)
         return mpq_fail_errno(error, "%s: cannot open the cursor file", queue->path);
     struct stat now;
@@ -87,6 +89,7 @@ mpq_status mpq_cursor_attach(struct mpq_consumer *consumer, struct mpq_error *er
     mpq_status status = mpq_cursor_open(queue, &consumer->cursor_fd, error);
     if (status != MPQ_OK)
         return status;
+    consumer->cursor_id = mpq_fd_id(queue->io, consumer->cursor_fd);
     const struct mpq_cursor_slot *head = (void *)consumer->cursor_buffer;
     int newest = 1;
     for (int i = 0; i < 2; i++) {
@@ -207,6 +210,13 @@ static mpq_status write_slot(struct mpq_consumer *consumer, struct mpq_error *er
         return status;
     const struct mpq_cursor_slot *head = (void *)consumer->cursor_buffer;
     const int slot = consumer->cursor_next;
+    if (!mpq_fd_is(io, consumer->cursor_fd, &consumer->cursor_id)) {
+        consumer->cursor_dirty = true;
+        errno = EBADF;
+        return mpq_fail_errno(error,
+                              "%s: cannot write the cursor (acks hold while this machine is up)",
+                              queue->path);
+    }
     if (mpq_io_write(io, consumer->cursor_fd, consumer->cursor_buffer, consumer->cursor_bytes,
                      (uint64_t)slot * consumer->cursor_bytes) != 0) {
         /* The other slot stands, and the next write takes this one again: nothing is in doubt. */

@@ -102,7 +102,8 @@ static mpq_status open_dead(struct mpq_consumer *consumer, struct mpq_error *err
     if (status != MPQ_OK || consumer->dead->queue != NULL)
         return status;
     (void)snprintf(name, sizeof name, "%s/" MPQ_DEAD, queue->path); /* shorter than meta's */
-    struct mpq_open_args args = {.path = name, .create = true, .io = io, .allow_filesystem = "*"};
+    struct mpq_open_args args = {
+        .path = name, .create = true, .inner = true, .io = io, .allow_filesystem = "*"};
     mpq_options_default(&args.options);
     struct mpq_options now;
     mpq_options_get(queue, &now);

@@ -109,6 +109,10 @@ static const char *advice(int os_errno)
     case EMFILE: return "; raise the limit of open files (ulimit -n), or close some";
     case ENFILE: return "; this machine has no free file handles: close some";
     case EFBIG: return "; raise the limit of file sizes (ulimit -f)";
+    case EBADF:
+        return "; other code of this process closed a descriptor that the queue keeps: open the "
+               "queue again, after that code";
+    case ELOOP: return " (a link, or a special file); files of a queue are regular files";
     case EIO: return "; the disk reports errors: see the kernel's log";
     default: return "";
     }

@@ -405,7 +405,8 @@ static mpq_status wait_ticket(struct mpq_queue *queue, uint64_t ticket, const st
             if (atomic_load(&control->flush_done) >= ticket ||
                 atomic_load(&control->flush_owner) == 0)
                 continue;
-            status = mpq_wait_sleep(queue, &waiter, &patient, mpq_min64(patience, MPQ_SLICE_NS));
+            status =
+                mpq_wait_sleep(queue, &waiter, &patient, mpq_min64(patience, MPQ_SLICE_NS), error);
         }
         if (status != MPQ_OK)
             return status;

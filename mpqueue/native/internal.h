@@ -117,11 +117,16 @@ struct mpq_fork_page { /* wiped in a forked child */
     _Atomic uint64_t joining;
 };
 
+struct mpq_file_id { /* 0, 0 = unknown */
+    uint64_t inode, device;
+};
+
 struct mpq_queue {
     const struct mpq_io *io;
     char *path;
     int dirfd;
     int checker; /* meta: probes of lock bytes, reads, writes; owns no lock */
+    struct mpq_file_id directory_id;
     uint64_t meta_inode, meta_device;
     uint8_t uuid[16];
     uint64_t hash_seed;
@@ -201,46 +206,7 @@ static inline struct mpq_window_word *mpq_word_of(const struct mpq_queue *queue,
     return &queue->window[mpq_place_of(queue, seq) >> 5];
 }
 
-/* ---- member.c */
-/* 0 = taken, 1 = somebody holds it, -1 = errno. ESTALE: meta was replaced. */
-int mpq_pin_take(struct mpq_queue *queue, uint64_t offset, uint64_t bytes, struct mpq_pin *pin);
-void mpq_pin_drop(struct mpq_queue *queue, struct mpq_pin *pin);
-/* Waits for a byte in slices; MPQ_CLOSED once a close of this handle has begun. */
-mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct mpq_call *call,
-                        struct mpq_pin *pin, const char *what, struct mpq_error *error);
-/* True only with the kernel's word for it: monotone. */
-bool mpq_dead(struct mpq_queue *queue, uint64_t incarnation);
-/* Takes an incarnation; the gate is held. */
-mpq_status mpq_join(struct mpq_queue *queue, struct mpq_error *error);
-void mpq_leave(struct mpq_queue *queue);
-/* In a forked child: joins anew (takes the gate). */
-mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call,
-                      struct mpq_error *error);
-/* The range is held: every entry is of the dead. */
-void mpq_members_clear(struct mpq_queue *queue);
-/* What members had published before a flush took its snapshot, and that it is done: for
- * unsynced_bytes. */
-void mpq_members_mark(struct mpq_queue *queue);
-void mpq_members_flushed(struct mpq_queue *queue);
-/* Counters of members of now and before that the cursor keeps. */
-void mpq_members_sum(struct mpq_queue *queue, uint64_t *full, uint64_t *dropped);
-/* -1 when unknown */
-int64_t mpq_pid_of(struct mpq_queue *queue, uint64_t incarnation);
-
-static inline bool mpq_forked(const struct mpq_queue *queue)
-{
-    return MPQ_UNLIKELY(mpq_load(queue->fork->incarnation) == 0);
-}
-
-/* Entry of a blocking call: rejoins after a fork, refuses a closed handle, counts it in. */
-mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error);
-/* ... also when control was taken away: for what must be given back all the same. */
-mpq_status mpq_enter_leaving(struct mpq_queue *queue, const struct mpq_call *call,
-                             struct mpq_error *error);
-/* After a wait inside a call: a signal handler may have forked there, and this be the child. */
-mpq_status mpq_reenter(struct mpq_queue *queue, const struct mpq_call *call,
-                       struct mpq_error *error);
-void mpq_exit(struct mpq_queue *queue);
+#include "member.h"
 
 /* ---- wait.c */
 struct mpq_waiter {
@@ -251,13 +217,15 @@ struct mpq_waiter {
 /* Arms the flag; then the caller re-checks its condition and calls mpq_wait_sleep or just leaves.
  */
 struct mpq_waiter mpq_wait_arm(_Atomic uint32_t *event, _Atomic uint32_t *flag);
-/* One slice at most, not beyond the deadline. MPQ_OK, MPQ_TIMEOUT, MPQ_INTERRUPTED. */
+/* One slice at most, not beyond the deadline. MPQ_OK, MPQ_TIMEOUT, MPQ_INTERRUPTED, or why a child
+ * that a signal handler forked could not join; only that fills *error. */
 mpq_status mpq_wait_sleep(struct mpq_queue *queue, const struct mpq_waiter *waiter,
-                          const struct mpq_call *call, uint64_t slice_ns);
+                          const struct mpq_call *call, uint64_t slice_ns, struct mpq_error *error);
 /* After the state change: wakes whoever armed the flag. */
 void mpq_wake(struct mpq_queue *queue, _Atomic uint32_t *event, _Atomic uint32_t *flag);
 /* A plain pause of one slice with the same returns. */
-mpq_status mpq_pause(struct mpq_queue *queue, const struct mpq_call *call, uint64_t slice_ns);
+mpq_status mpq_pause(struct mpq_queue *queue, const struct mpq_call *call, uint64_t slice_ns,
+                     struct mpq_error *error);
 /* The header lock is held for about a microsecond, the gate for about a millisecond, or as long as
  * their owner is off the processor. A call that must not wait for room still gives a living owner
  * this long: being full is an answer, a neighbour's time slice is not. */
@@ -582,6 +550,7 @@ struct mpq_consumer {
 
     /* cursor */
     int cursor_fd;
+    struct mpq_file_id cursor_id;
     uint64_t cursor_bytes;
     uint8_t *cursor_buffer;
     uint64_t cursor_number;
@@ -737,7 +706,7 @@ void mpq_bell_arm(struct mpq_consumer *consumer);
 void mpq_bell_stop(struct mpq_consumer *consumer);
 /* reclaim.c: nothing held; frees what both cursor slots have passed. */
 void mpq_reclaim(struct mpq_consumer *consumer, bool pressed);
-/* Saves bytes of a damaged extent in corrupt/; best effort, bounded, counted. */
+/* quarantine.c: saves bytes of a damaged extent; best effort, bounded, counted. */
 void mpq_quarantine(struct mpq_queue *queue, const struct mpq_segment *segment, uint64_t from,
                     uint64_t to);
 

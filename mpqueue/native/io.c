@@ -32,13 +32,24 @@ static bool owner_is_served(int dirfd, struct stat *directory)
            directory->st_uid != 0;
 }
 
+/* Who may write in the directory must not lead others, root for one, to a file elsewhere, nor into
+ * a pipe that nobody feeds: below it, neither a link nor a special file is opened. */
 static int sys_open(mpq_io *io, int dirfd, const char *name, int flags, mode_t mode)
 {
     (void)io;
-    struct stat directory;
-    int fd = openat(dirfd, name, flags | O_CLOEXEC, mode);
-    if (fd >= 0 && (flags & O_CREAT) != 0 && owner_is_served(dirfd, &directory))
-        (void)!fchown(fd, directory.st_uid, directory.st_gid);
+    const bool below = dirfd != AT_FDCWD;
+    struct stat now;
+    int fd = openat(dirfd, name, flags | O_CLOEXEC | (below ? O_NOFOLLOW | O_NONBLOCK : 0), mode);
+    if (fd < 0 || !below)
+        return fd;
+    const mode_t kind = (flags & O_DIRECTORY) != 0 ? S_IFDIR : S_IFREG;
+    if (fstat(fd, &now) != 0 || (now.st_mode & S_IFMT) != kind) {
+        close(fd);
+        errno = ELOOP;
+        return -1;
+    }
+    if ((flags & O_EXCL) != 0 && owner_is_served(dirfd, &now)) /* made here and now */
+        (void)!fchown(fd, now.st_uid, now.st_gid);
     return fd;
 }
 

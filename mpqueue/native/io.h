@@ -21,6 +21,8 @@ typedef const struct mpq_io mpq_io;
 
 struct mpq_io {
     /* names */
+    /* Relative to a descriptor: regular files, or directories where O_DIRECTORY asks for one; a
+     * link or another kind of file is ELOOP. */
     int (*open)(mpq_io *io, int dirfd, const char *name, int flags, mode_t mode);
     int (*close)(mpq_io *io, int fd);
     int (*mkdir)(mpq_io *io, int dirfd, const char *name, mode_t mode);

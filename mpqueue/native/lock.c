@@ -152,9 +152,7 @@ mpq_status mpq_lock_sleep(struct mpq_queue *queue, struct mpq_lock_wait *wait,
         queue->event_info.lock_holder_pid = pid < 0 ? 0 : (uint64_t)pid;
         mpq_event(queue, MPQ_EVENT_LOCK_WAIT);
     }
-    if (call->check != NULL && call->check(call->arg) != 0)
-        return MPQ_INTERRUPTED;
-    return MPQ_OK;
+    return mpq_call_check(queue, call, error);
 }
 
 mpq_status mpq_lock_take(struct mpq_queue *queue, const struct mpq_call *call,

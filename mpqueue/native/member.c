@@ -111,7 +111,7 @@ mpq_status mpq_pin_wait(struct mpq_queue *queue, uint64_t offset, const struct m
                                 queue->path);
             return mpq_fail_errno(error, "%s: cannot lock %s", queue->path, what);
         }
-        mpq_status status = mpq_pause(queue, &patient, slice);
+        mpq_status status = mpq_pause(queue, &patient, slice, error);
         if (atomic_load(&queue->leaving) != 0)
             return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
         if (status == MPQ_TIMEOUT)
@@ -389,6 +389,28 @@ static mpq_status same_control(struct mpq_queue *queue, struct mpq_error *error)
                     queue->path);
 }
 
+/* Calls inside queues, of this thread: of all that were inside at a fork, those alone go on in the
+ * child, where the handle counts anew. They nest where a signal handler forks and uses queues. */
+#define VISITS 16
+static _Thread_local struct {
+    const struct mpq_queue *queue;
+    uint32_t calls;
+} visits[VISITS];
+
+static uint32_t visit(const struct mpq_queue *queue, int change)
+{
+    unsigned at = 0;
+    while (at < VISITS && (visits[at].calls == 0 || visits[at].queue != queue))
+        at++;
+    for (unsigned i = 0; at == VISITS && change > 0 && i < VISITS; i++)
+        if (visits[i].calls == 0)
+            at = i;
+    if (at == VISITS)
+        return 0;
+    visits[at].queue = queue;
+    return visits[at].calls += (uint32_t)change;
+}
+
 mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, struct mpq_error *error)
 {
     if (mpq_load(queue->vanished) != 0)
@@ -396,7 +418,7 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
     uint64_t free_word = 0;
     if (!atomic_compare_exchange_strong(&queue->fork->joining, &free_word, 1)) {
         while (mpq_forked(queue) && mpq_load(queue->fork->joining) != 0) {
-            mpq_status status = mpq_pause(queue, call, MPQ_MS);
+            mpq_status status = mpq_pause(queue, call, MPQ_MS, error);
             if (status != MPQ_OK)
                 return status;
         }
@@ -405,7 +427,7 @@ mpq_status mpq_rejoin(struct mpq_queue *queue, const struct mpq_call *call, stru
     /* The parent's mutexes may have been held by a thread that does not exist here. */
     mpq_mutex_init(&queue->mutex);
     pthread_mutex_init(&queue->flush_mutex, NULL);
-    mpq_store(queue->inflight, 0);
+    mpq_store(queue->inflight, visit(queue, 0));
     mpq_store(queue->events, 0);
     if (queue->pin.fd >= 0)
         queue->io->close(queue->io,
@@ -473,8 +495,9 @@ mpq_status mpq_enter_leaving(struct mpq_queue *queue, const struct mpq_call *cal
             return status;
     }
     atomic_fetch_add(&queue->inflight, 1);
+    visit(queue, 1);
     if (atomic_load(&queue->closing) != 0) {
-        atomic_fetch_sub(&queue->inflight, 1);
+        mpq_exit(queue);
         return mpq_fail(error, MPQ_CLOSED, "%s: this handle was closed", queue->path);
     }
     return MPQ_OK;
@@ -490,18 +513,46 @@ mpq_status mpq_enter(struct mpq_queue *queue, const struct mpq_call *call, struc
     return status;
 }
 
-mpq_status mpq_reenter(struct mpq_queue *queue, const struct mpq_call *call,
-                       struct mpq_error *error)
+mpq_status mpq_call_check(struct mpq_queue *queue, const struct mpq_call *call,
+                          struct mpq_error *error)
 {
-    if (!mpq_forked(queue))
+    const bool joined = !mpq_forked(queue);
+    if (call->check == NULL)
+        return MPQ_OK;
+    if (call->check(call->arg) != 0)
+        return MPQ_INTERRUPTED;
+    if (!joined || !mpq_forked(queue))
         return MPQ_OK;
     mpq_status status = mpq_enter(queue, call, error);
-    if (status != MPQ_OK)
-        atomic_fetch_add(&queue->inflight, 1); /* the caller's mpq_exit takes it off */
+    if (status == MPQ_OK)
+        mpq_exit(queue); /* it has been inside since before the fork */
     return status;
 }
 
 void mpq_exit(struct mpq_queue *queue)
 {
+    visit(queue, -1);
     atomic_fetch_sub(&queue->inflight, 1);
+}
+
+/* ---- descriptors */
+
+struct mpq_file_id mpq_fd_id(mpq_io *io, int fd)
+{
+    struct stat now;
+    if (io->fstat(io, fd, &now) != 0)
+        return (struct mpq_file_id){0, 0};
+    return (struct mpq_file_id){now.st_ino, now.st_dev};
+}
+
+bool mpq_fd_is(mpq_io *io, int fd, const struct mpq_file_id *id)
+{
+    const struct mpq_file_id now = mpq_fd_id(io, fd);
+    return id->inode == 0 || (now.inode == id->inode && now.device == id->device);
+}
+
+void mpq_fd_close(mpq_io *io, int fd, const struct mpq_file_id *id)
+{
+    if (fd >= 0 && mpq_fd_is(io, fd, id))
+        io->close(io, fd);
 }

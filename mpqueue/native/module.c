@@ -278,6 +278,17 @@ mpq_status waiter_end(struct waiter *waiter, mpq_status status)
     return PyErr_Occurred() ? MPQ_INTERRUPTED : status;
 }
 
+int handle_join(struct handle *handle)
+{
+    if (LIKELY(handle->closing || mpq_is_ready(handle->queue)))
+        return 0;
+    struct waiter waiter;
+    waiter_begin(&waiter, handle, NULL, FOREVER);
+    const mpq_status status = mpq_make_ready(handle->queue, &waiter.call, NULL);
+    return waiter_end(&waiter, status) == MPQ_INTERRUPTED ? -1
+                                                          : 0; /* other errors: the look's own */
+}
+
 /* ---- functions ------------------------------------------------------------------------------ */
 
 static PyObject *module_destroy(PyObject *module, PyObject *args)

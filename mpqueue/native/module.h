@@ -148,6 +148,9 @@ void waiter_begin(struct waiter *waiter, struct handle *handle, struct role *rol
                   uint64_t deadline_ns);
 /* The status, or MPQ_INTERRUPTED when a handler raised during work that the core does not need. */
 mpq_status waiter_end(struct waiter *waiter, mpq_status status);
+/* Before calls that only look: in a forked child the first one joins, and may have to wait. -1: a
+ * signal handler raised. */
+int handle_join(struct handle *handle);
 /* Does this thread run a handler inside a call on that handle, or role? */
 bool waiter_inside(const struct handle *handle, const struct role *role);
 

@@ -369,7 +369,7 @@ static PyObject *queue_stats(PyObject *object, PyObject *ignored)
 {
     (void)ignored;
     struct handle *handle = handle_of((struct queue_object *)object);
-    if (!handle)
+    if (!handle || handle_join(handle) < 0)
         return NULL;
     struct mpq_stats stats;
     stats_take(handle, &stats);
@@ -386,7 +386,7 @@ static PyObject *queue_stats(PyObject *object, PyObject *ignored)
 static Py_ssize_t queue_length(PyObject *object)
 {
     struct handle *handle = handle_of((struct queue_object *)object);
-    if (!handle)
+    if (!handle || handle_join(handle) < 0)
         return -1;
     const uint64_t depth = handle->closing ? handle->last.depth : mpq_depth(handle->queue);
     return usable(((struct queue_object *)object)->state, handle) ? (Py_ssize_t)depth : -1;
@@ -402,7 +402,7 @@ static PyObject *queue_members(PyObject *object, PyObject *ignored)
 {
     (void)ignored;
     struct handle *handle = handle_open((struct queue_object *)object);
-    if (!handle)
+    if (!handle || handle_join(handle) < 0 || !handle_open((struct queue_object *)object))
         return NULL;
     uint32_t room = 64, count;
     struct mpq_member_info *infos = NULL;

@@ -120,6 +120,7 @@ MPQ_CHECKED mpq_status mpq_options_check(const struct mpq_options *options,
 struct mpq_open_args {
     const char *path; /* absolute, NUL-terminated bytes */
     bool create; /* make the directory and the queue when missing */
+    bool inner; /* the path ends in a name that others may have made: no link is followed there */
     uint32_t given; /* MPQ_GIVEN_* */
     struct mpq_options options; /* start from mpq_options_default() */
     const char *allow_filesystem; /* comma-separated type names that may be used anyway, or NULL */
@@ -463,6 +464,12 @@ struct mpq_stats { /* one consistent-enough snapshot; every field also readable 
     uint32_t sealed, poison_errno, poison_stage, weak, fault, durability;
     uint32_t consumer_attached; /* also one that has no pid here: it is not in the table */
 };
+/* A forked child joins with its first call, for which it may have to wait while somebody opens the
+ * queue. Calls that have no struct mpq_call wait for that without end: here is how to do it before.
+ */
+bool mpq_is_ready(const struct mpq_queue *queue);
+MPQ_CHECKED mpq_status mpq_make_ready(struct mpq_queue *queue, const struct mpq_call *call,
+                                      struct mpq_error *error);
 void mpq_stats_get(struct mpq_queue *queue, struct mpq_stats *stats);
 uint64_t mpq_depth(struct mpq_queue *queue);
 /* MPQ_OK, or MPQ_REMOVED: the directory or meta was deleted or replaced under this open handle. */

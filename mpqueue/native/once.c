@@ -404,7 +404,7 @@ mpq_status mpq_keys_wait(struct mpq_queue *queue, struct mpq_keyed *keyed,
         keyed->wait_since_ns = now;
     const uint64_t until = mpq_max64(call->deadline_ns, keyed->wait_since_ns + MPQ_GRACE_NS);
     const struct mpq_call patient = {until, call->check, call->arg};
-    status = mpq_pause(queue, &patient, MPQ_MS);
+    status = mpq_pause(queue, &patient, MPQ_MS, error);
     if (status != MPQ_TIMEOUT)
         return status;
     const int64_t pid = mpq_pid_of(queue, claimant);

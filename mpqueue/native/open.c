@@ -100,8 +100,9 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
                                  bool *made, struct mpq_error *error)
 {
     mpq_io *io = queue->io;
+    const int flags = O_RDONLY | O_DIRECTORY | (args->inner ? O_NOFOLLOW : 0);
     *made = false;
-    queue->dirfd = io->open(io, AT_FDCWD, queue->path, O_RDONLY | O_DIRECTORY, 0);
+    queue->dirfd = io->open(io, AT_FDCWD, queue->path, flags, 0);
     if (queue->dirfd < 0 && errno == ENOENT && args->create) {
         mpq_status status = mpq_options_check(&args->options, error);
         if (status != MPQ_OK)
@@ -114,13 +115,15 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
                                       ? "%s: cannot make the directory, as its parent is not there"
                                       : "%s: cannot make the directory",
                                   queue->path);
-        queue->dirfd = io->open(io, AT_FDCWD, queue->path, O_RDONLY | O_DIRECTORY, 0);
+        queue->dirfd = io->open(io, AT_FDCWD, queue->path, flags, 0);
         *made = true;
         if (queue->dirfd >= 0 && io->chmod(io, queue->dirfd, mode) != 0)
             return mpq_fail_errno(error, "%s: cannot set the directory's mode", queue->path);
     }
-    if (queue->dirfd >= 0)
+    if (queue->dirfd >= 0) {
+        queue->directory_id = mpq_fd_id(io, queue->dirfd);
         return MPQ_OK;
+    }
     if (errno == ENOENT && *made)
         return mpq_fail(error, MPQ_REMOVED, "%s: the directory was removed while it was made",
                         queue->path);
@@ -128,7 +131,8 @@ static mpq_status open_directory(struct mpq_queue *queue, const struct mpq_open_
         return no_queue(queue, "no such directory", error);
     if (errno == ENOTDIR)
         return mpq_fail(error, MPQ_NOT_A_QUEUE,
-                        "%s: not a directory; a queue is a directory: check the path", queue->path);
+                        "%s: not a directory%s; a queue is a directory: check the path",
+                        queue->path, args->inner ? ", or a link to one" : "");
     return mpq_fail_errno(error, "%s: cannot open the directory", queue->path);
 }
 
@@ -492,10 +496,9 @@ static void release(struct mpq_queue *queue)
     mpq_pin_drop(queue, &queue->pin);
     if (queue->gate != NULL)
         io->sem_close(io, queue->gate);
-    if (queue->checker >= 0)
-        io->close(io, queue->checker);
-    if (queue->dirfd >= 0)
-        io->close(io, queue->dirfd);
+    const struct mpq_file_id meta = {queue->meta_inode, queue->meta_device};
+    mpq_fd_close(io, queue->checker, &meta);
+    mpq_fd_close(io, queue->dirfd, &queue->directory_id);
     queue->gate = NULL;
     queue->checker = queue->dirfd = -1;
 }

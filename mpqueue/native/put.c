@@ -188,7 +188,7 @@ static mpq_status wait_for_room(struct mpq_queue *queue, const struct mpq_call *
     if (atomic_load(&control->consumer_select) != before ||
         mpq_load(control->oldest_generation) != oldest)
         return MPQ_OK;
-    mpq_status status = mpq_wait_sleep(queue, &waiter, call, MPQ_SLICE_NS);
+    mpq_status status = mpq_wait_sleep(queue, &waiter, call, MPQ_SLICE_NS, error);
     if (status == MPQ_OK)
         status = mpq_still_there(queue, error);
     return status;
@@ -206,9 +206,6 @@ static mpq_status batch_put(struct mpq_queue *queue, const struct mpq_item_in *i
     once.claim.keyed = keyed;
     bool counted_full = false;
     for (;;) {
-        status = mpq_reenter(queue, call, error);
-        if (status != MPQ_OK)
-            break;
         status = keyed != NULL ? keyed_once(queue, keyed, &wait, &once, error)
                                : put_once(queue, items, count, &wait, &once, error);
         if (status == MPQ_OK) {

@@ -1,4 +1,4 @@
-/* reclaim.c - giving whole segments back, recounting, and saving damaged bytes first.
+/* reclaim.c - giving whole segments back, and recounting.
  *
  * I1 a segment is freed only below the floor of both cursor slots. I2 below the floor there is no
  * claim and no hand-out: every frame is settled. I3 nothing is freed while the queue is poisoned.
@@ -8,9 +8,6 @@
 #include <stdlib.h>
 
 #include "aside.h"
-
-#define CORRUPT_FILES_MAX 64
-#define CORRUPT_BYTES_MAX (64u << 20)
 
 static uint32_t kept_now(const struct mpq_queue *queue, uint64_t oldest)
 {
@@ -197,75 +194,4 @@ void mpq_recount(struct mpq_consumer *consumer)
     record->totals.settled_bytes = tail.bytes - mpq_min64(bytes, tail.bytes);
     consumer->record_changed = true;
     mpq_settle_commit(consumer);
-}
-
-/* ---- quarantine */
-
-struct shelf {
-    mpq_io *io;
-    int dirfd;
-    uint32_t files;
-    uint64_t bytes;
-    char oldest[96];
-};
-
-static int look_at(void *argument, const char *name)
-{
-    struct shelf *shelf = argument;
-    struct stat now;
-    if (shelf->io->stat(shelf->io, shelf->dirfd, name, &now) != 0 || strlen(name) >= 96)
-        return 0;
-    shelf->files++;
-    shelf->bytes += (uint64_t)now.st_size;
-    if (shelf->oldest[0] == '\0' || strcmp(name, shelf->oldest) < 0)
-        snprintf(shelf->oldest, sizeof shelf->oldest, "%s", name);
-    return 0;
-}
-
-static bool make_room(struct mpq_queue *queue, int dirfd, uint64_t bytes)
-{
-    for (int rounds = 0; rounds < CORRUPT_FILES_MAX; rounds++) {
-        struct shelf shelf = {.io = queue->io, .dirfd = dirfd};
-        if (queue->io->list(queue->io, dirfd, look_at, &shelf) != 0)
-            return false;
-        if (shelf.files < CORRUPT_FILES_MAX && shelf.bytes + bytes <= CORRUPT_BYTES_MAX)
-            return true;
-        if (shelf.oldest[0] == '\0' || queue->io->unlink(queue->io, dirfd, shelf.oldest) != 0)
-            return false;
-        mpq_bump(queue->control->corrupt_skipped, 1);
-    }
-    return false;
-}
-
-void mpq_quarantine(struct mpq_queue *queue, const struct mpq_segment *segment, uint64_t from,
-                    uint64_t to)
-{
-    mpq_io *io = queue->io;
-    if (to <= from)
-        return;
-    const uint64_t bytes = to - from;
-    bool saved = false;
-    (void)io->mkdir(io, queue->dirfd, "corrupt", 0700);
-    int dirfd = io->open(io, queue->dirfd, "corrupt", O_RDONLY | O_DIRECTORY, 0);
-    if (dirfd >= 0 && bytes <= CORRUPT_BYTES_MAX && make_room(queue, dirfd, bytes)) {
-        char name[96];
-        snprintf(name, sizeof name, "%020llu-segment-%012llu-offset-%010llu",
-                 (unsigned long long)io->wall_ns(io), (unsigned long long)segment->generation,
-                 (unsigned long long)from);
-        int fd = io->open(io, dirfd, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
-        if (fd >= 0) {
-            saved = io->chmod(io, fd, queue->created.file_mode) == 0 &&
-                    mpq_io_write(io, fd, segment->base + from, bytes, 0) == 0 &&
-                    io->datasync(io, fd) == 0 && io->sync(io, dirfd) == 0;
-            io->close(io, fd);
-            if (!saved)
-                (void)io->unlink(io, dirfd, name);
-        }
-    }
-    if (dirfd >= 0)
-        io->close(io, dirfd);
-    if (saved)
-        mpq_bump(queue->control->corrupt_saved, 1);
-    else
-        mpq_bump(queue->control->corrupt_skipped, 1);
 }

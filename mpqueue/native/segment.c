@@ -232,6 +232,13 @@ static mpq_status map_file(struct mpq_queue *queue, uint64_t generation, int fd,
     return MPQ_OK;
 }
 
+/* A segment that was prepared and not entered, or passed because it could not be, owes nothing. */
+static bool owes_items(struct mpq_queue *queue, uint64_t generation)
+{
+    return generation <= MPQ_POSITION_GEN(mpq_tail_position(queue->control)) &&
+           (mpq_load(mpq_ring_at(queue, generation)->bytes) & MPQ_RING_DAMAGED) == 0;
+}
+
 struct mpq_segment *mpq_segment_map(struct mpq_queue *queue, uint64_t generation,
                                     struct mpq_error *error)
 {
@@ -243,11 +250,16 @@ struct mpq_segment *mpq_segment_map(struct mpq_queue *queue, uint64_t generation
     mpq_segment_name(generation, name);
     int fd = io->open(io, queue->dirfd, name, O_RDWR, 0);
     if (fd < 0) {
-        if (errno == EISDIR || errno == ENXIO || errno == ELOOP) { /* put in its place */
+        const int saved = errno;
+        const bool owes = queue->incarnation == 0 || owes_items(queue, generation);
+        /* Put in its place. What is behind a link may be the segment itself, moved: that is not
+         * given up, it is an error until somebody looks. */
+        if (saved == EISDIR || saved == ENXIO || (saved == ELOOP && !owes)) {
             mpq_fail(error, MPQ_CORRUPT, "%s: %s is no file", queue->path, name);
             if (error != NULL)
                 error->generation = generation;
-        } else if (errno != ENOENT) {
+        } else if (saved != ENOENT) {
+            errno = saved;
             mpq_fail_errno(error, "%s: cannot open %s", queue->path, name);
         } else if (mpq_still_there(queue, error) == MPQ_OK) {
             mpq_fail(error, MPQ_CORRUPT, "%s: %s is missing", queue->path, name);
@@ -549,7 +561,7 @@ mpq_status mpq_segment_prepare(struct mpq_queue *queue, uint64_t generation, uin
         if (mpq_ring_ready(queue, generation))
             return MPQ_OK;
         const struct mpq_call slice = {UINT64_MAX, call->check, call->arg};
-        mpq_status status = mpq_wait_sleep(queue, &waiter, &slice, 20 * MPQ_MS);
+        mpq_status status = mpq_wait_sleep(queue, &waiter, &slice, 20 * MPQ_MS, error);
         if (status != MPQ_OK)
             return status;
     }

@@ -181,6 +181,20 @@ static void fill(struct mpq_queue *queue, struct mpq_stats *stats)
         stats->oldest_age_ns = oldest_age(queue, consumer.floor_position, consumer.floor);
 }
 
+bool mpq_is_ready(const struct mpq_queue *queue)
+{
+    return !mpq_forked(queue);
+}
+
+mpq_status mpq_make_ready(struct mpq_queue *queue, const struct mpq_call *call,
+                          struct mpq_error *error)
+{
+    mpq_status status = mpq_enter(queue, call, error);
+    if (status == MPQ_OK)
+        mpq_exit(queue);
+    return status;
+}
+
 static bool unusable(struct mpq_queue *queue)
 {
     const struct mpq_call call = {UINT64_MAX, NULL, NULL};

@@ -8,18 +8,33 @@
 
 #include "internal.h"
 
+/* A forked child looks at items of its parent, too. It alone uses what it has inherited of the
+ * consumer, and another thread of the parent may have held the mutex at the fork. */
+static void lock(struct mpq_consumer *consumer, bool ours)
+{
+    if (ours)
+        mpq_mutex_lock(&consumer->mutex);
+}
+
+static void unlock(struct mpq_consumer *consumer, bool ours)
+{
+    if (ours)
+        mpq_mutex_unlock(&consumer->mutex);
+}
+
 struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mpq_item *item,
                                   const uint8_t **body)
 {
     struct mpq_queue *queue = consumer->queue;
     mpq_io *io = queue->io;
     struct mpq_segment *view = NULL;
-    mpq_mutex_lock(&consumer->mutex);
-    if (consumer->view != NULL && consumer->view->generation == item->segment->generation) {
+    const bool ours = mpq_consumer_check(consumer, NULL) != MPQ_FORKED;
+    lock(consumer, ours);
+    if (ours && consumer->view != NULL && consumer->view->generation == item->segment->generation) {
         view = consumer->view;
         mpq_segment_retain(view);
     }
-    mpq_mutex_unlock(&consumer->mutex);
+    unlock(consumer, ours);
     if (view == NULL) {
         char name[MPQ_NAME_MAX];
         mpq_segment_name(item->segment->generation, name);
@@ -36,11 +51,14 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
         view->io = io;
         view->generation = item->segment->generation;
         view->bytes = item->segment->bytes;
-        mpq_store(view->references, 2); /* the caller's and the consumer's */
-        mpq_mutex_lock(&consumer->mutex);
-        struct mpq_segment *before = consumer->view;
-        consumer->view = view;
-        mpq_mutex_unlock(&consumer->mutex);
+        mpq_store(view->references, ours ? 2 : 1); /* the caller's, and the consumer's */
+        struct mpq_segment *before = NULL;
+        lock(consumer, ours);
+        if (ours) {
+            before = consumer->view;
+            consumer->view = view;
+        }
+        unlock(consumer, ours);
         mpq_segment_release(before);
     }
     *body = view->base + (item->body - item->segment->base);
@@ -60,9 +78,10 @@ mpq_status mpq_item_settled(struct mpq_consumer *consumer, struct mpq_error *err
     struct mpq_queue *queue = consumer->queue;
     mpq_status status = mpq_usable(queue, error);
     /* Segments are freed below the floor alone, and its keeper is this process. */
-    mpq_mutex_lock(&consumer->mutex);
+    const bool ours = mpq_consumer_check(consumer, NULL) != MPQ_FORKED;
+    lock(consumer, ours);
     const uint64_t floor = MPQ_POSITION_GEN(consumer->record.floor_position);
-    mpq_mutex_unlock(&consumer->mutex);
+    unlock(consumer, ours);
     if (status == MPQ_OK && mpq_load(queue->control->oldest_generation) > floor)
         status = mpq_overwritten(queue, error);
     return status;

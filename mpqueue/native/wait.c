@@ -26,24 +26,23 @@ static uint64_t slice_left(struct mpq_queue *queue, const struct mpq_call *call,
     return now >= call->deadline_ns ? 0 : mpq_min64(slice_ns, call->deadline_ns - now);
 }
 
-static mpq_status after_slice(struct mpq_queue *queue, const struct mpq_call *call)
+static mpq_status after_slice(struct mpq_queue *queue, const struct mpq_call *call,
+                              struct mpq_error *error)
 {
     mpq_guard_install(); /* the caller reads control next, unguarded */
     if (queue->me != NULL)
         atomic_fetch_add_explicit(&queue->me->waits, 1, memory_order_relaxed);
-    if (call->check != NULL && call->check(call->arg) != 0)
-        return MPQ_INTERRUPTED;
-    return MPQ_OK;
+    return mpq_call_check(queue, call, error);
 }
 
 mpq_status mpq_wait_sleep(struct mpq_queue *queue, const struct mpq_waiter *waiter,
-                          const struct mpq_call *call, uint64_t slice_ns)
+                          const struct mpq_call *call, uint64_t slice_ns, struct mpq_error *error)
 {
     uint64_t left = slice_left(queue, call, slice_ns);
     if (left == 0)
         return MPQ_TIMEOUT;
     (void)queue->io->futex_wait(queue->io, waiter->event, waiter->value, left);
-    return after_slice(queue, call);
+    return after_slice(queue, call, error);
 }
 
 void mpq_wake(struct mpq_queue *queue, _Atomic uint32_t *event, _Atomic uint32_t *flag)
@@ -57,11 +56,12 @@ void mpq_wake(struct mpq_queue *queue, _Atomic uint32_t *event, _Atomic uint32_t
     (void)queue->io->futex_wake(queue->io, event, INT_MAX);
 }
 
-mpq_status mpq_pause(struct mpq_queue *queue, const struct mpq_call *call, uint64_t slice_ns)
+mpq_status mpq_pause(struct mpq_queue *queue, const struct mpq_call *call, uint64_t slice_ns,
+                     struct mpq_error *error)
 {
     uint64_t left = slice_left(queue, call, slice_ns);
     if (left == 0)
         return MPQ_TIMEOUT;
     queue->io->pause(queue->io, left);
-    return after_slice(queue, call);
+    return after_slice(queue, call, error);
 }

@@ -137,7 +137,9 @@ static mpq_status wait_inside(struct mpq_consumer *consumer, const struct mpq_ca
         return MPQ_OK;
     if (pending)
         slice = mpq_min64(MPQ_MS << mpq_min64(slices, 7), slice);
-    status = mpq_wait_sleep(queue, &waiter, call, slice);
+    status = mpq_wait_sleep(queue, &waiter, call, slice, error);
+    if (status == MPQ_OK) /* a handler may have forked, and this be the child */
+        status = mpq_consumer_check(consumer, error);
     if (status != MPQ_OK)
         return status;
     mpq_flush_if_due(queue);

@@ -22,7 +22,7 @@ def _half_destroyed(path: Path, gone: int) -> None:
     """As a destroyer leaves it that was killed before its (gone + 1)th removal."""
     make(path, [b"1", b"2"])
     (path / "corrupt").mkdir()
-    (path / "corrupt" / "saved").write_bytes(b"x")
+    (path / "corrupt" / "00000000000000000007-segment-000000000001").write_bytes(b"x")
     (path / "foreign").write_bytes(b"somebody's")
     os.rename(path / "meta", path / "destroyed")
     for file in sorted(path.glob("[cs]*[lrt0-9]"))[:gone]:

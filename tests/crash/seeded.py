@@ -40,9 +40,9 @@ HARM = (*ROT, "harm")
 NTH = ("nth", "msync")
 
 
-def copies(scenario: str) -> tuple[str, ...]:
+def copies(scenario: str, every: int = 3) -> tuple[str, ...]:
     """One path of the death-at-every-instruction instrument."""
-    return ("steps", "1", "3", "copies", scenario)
+    return ("steps", "1", str(every), "copies", scenario)
 
 
 def stops(scenario: str) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ BUGS = (
         "mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_LOST);",
         "mpq_entry_walked(consumer, first, from, 0, MPQ_ENTRY_SETTLED), "
         "consumer->read_seq = next_seq;",
-        copies("lose"),
+        copies("lose", every=1),
     ),
     Bug(
         "a cursor write is not synced",
@@ -225,8 +225,8 @@ BUGS = (
     Bug(
         "what cannot be opened is taken for missing",
         "segment.c",
-        "        } else if (errno != ENOENT) {\n            mpq_fail_errno",
-        "        } else if (0) {\n            mpq_fail_errno",
+        "        } else if (saved != ENOENT) {\n            errno = saved;",
+        "        } else if (0) {\n            errno = saved;",
         ("nth", "open"),
     ),
     Bug(

@@ -189,9 +189,16 @@ def test_consumer_and_its_items_stay_with_the_parent(run_script: Script) -> None
     )
 
 
+@pytest.mark.parametrize("use", ["used there", "not used there"])
 @pytest.mark.parametrize("call", ["put", "put_many", "reserve", "standby", "join"])
-def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, call: str) -> None:
-    """The child goes on with the same call, as a process of its own."""
+def test_fork_in_a_signal_handler_in_the_middle_of_a_call(
+    run_script: Script, call: str, use: str
+) -> None:
+    """The child goes on with the same call, as a process of its own, and can close.
+
+    A child that had used the handle before it went on waited for ever to close it; one that stood
+    by got a consumer that was of use to nobody, and kept the role.
+    """
     run_script(
         """
         q = Queue(path, segment_size=65536, capacity=1)
@@ -199,6 +206,7 @@ def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, ca
         other = Queue(path)
         c = other.consumer()
         item = c.reserve()
+        standby = Queue(path)
         children = []
         def fork(*_):
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -207,6 +215,8 @@ def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, ca
             children.append(pid)
             if pid == 0:
                 os.read(read, 1)
+                if sys.argv[3] == "used there":
+                    assert len(q) + len(other) + len(standby) >= 0
                 return
             item.ack()  # room for one of the two
             os.write(write, b"1")
@@ -221,15 +231,18 @@ def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, ca
             elif name == "reserve":
                 c.reserve(timeout=0.2)
             elif name == "standby":
-                Queue(path).consumer(wait=0.2)
+                standby.consumer(wait=0.2)
             else:
                 assert q.join(timeout=3600)
         except (mpqueue.Full, mpqueue.Closed, mpqueue.ConsumerBusy):
             pass
         signal.setitimer(signal.ITIMER_REAL, 0)
         if children[0] == 0:
-            assert (q.incarnation == before) == (name not in ("put", "put_many", "join"))
+            if sys.argv[3] != "used there":
+                assert (q.incarnation == before) == (name not in ("put", "put_many", "join"))
             assert q.stats().fault is False
+            for handle in (q, other, standby):
+                handle.close()
             sys.exit(0)
         assert os.waitpid(children[0], 0)[1] == 0
         stats = q.stats()
@@ -240,9 +253,70 @@ def test_fork_in_a_signal_handler_in_the_middle_of_a_call(run_script: Script, ca
             with c.reserve() as item:
                 assert item.body == b"second"
             stats = q.stats()
-        assert stats.members_alive == 2
+        assert stats.members_alive == 3
+        for handle in (q, other, standby):
+            handle.close()
+        """,
+        call,
+        use,
+    )
+
+
+def test_a_child_of_a_handler_that_stands_by_can_consume(run_script: Script) -> None:
+    """Whichever of the two gets the role first, both get it, one after the other."""
+    run_script(
+        """
+        q, standby = Queue(path, segment_size=65536), Queue(path)
+        q.put_many([b"a", b"b"])
+        holder = q.consumer()
+        children = []
+        def fork(*_):
+            children.append(os.fork())
+            if children[0]:
+                holder.close()
+        signal.signal(signal.SIGALRM, fork)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with standby.consumer(wait=60) as consumer, consumer.reserve(timeout=0) as item:
+            assert item.body in (b"a", b"b")
+        if children[0] == 0:
+            standby.close()
+            sys.exit(0)
+        assert os.waitpid(children[0], 0)[1] == 0
+        with standby.consumer() as consumer:
+            assert consumer.reserve(timeout=0) is None
         q.close()
-        other.close()
+        standby.close()
+        """
+    )
+
+
+@pytest.mark.parametrize("call", ["len(q)", "q.stats()", "q.members()", "repr(q)"])
+def test_a_look_in_a_child_can_be_interrupted(run_script: Script, call: str) -> None:
+    """The first one joins, and waits while somebody opens the queue: here, for a plain lock."""
+    run_script(
+        """
+        import fcntl, struct
+        q = Queue(path, segment_size=65536)
+        meta = os.open(os.path.join(path, "meta"), os.O_RDWR)
+        gate = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 61, 1, 0)
+        fcntl.fcntl(meta, fcntl.F_OFD_SETLK, gate)
+        child = os.fork()
+        if child == 0:
+            os.close(meta)
+            class Enough(Exception):
+                pass
+            def enough(*_):
+                raise Enough
+            signal.signal(signal.SIGALRM, enough)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            try:
+                eval(sys.argv[2])
+            except Enough:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        os.close(meta)
+        q.close()
         """,
         call,
     )
