@@ -22,6 +22,7 @@ VERBS = {
     "init": "create a queue",
     "put": "append items from stdin or a file; makes the queue when it is not there",
     "get": "take one item, or more: write, flush, then ack",
+    "exec": "run a command for each item, with retries, time-outs and dead letters",
     "peek": "look at what is next, without the consumer role",
     "stats": "depth, counters, losses and who is attached",
     "top": "rates, depth, age, flush times, members and segments, as they change",
@@ -54,6 +55,21 @@ class Verb(Protocol):
 class _Parser(argparse.ArgumentParser):
     """One whose help fails, as all output does, when it cannot be written."""
 
+    runs_command = False
+    """What is behind the first "--" is a command, whatever its words look like: `args.command`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As it is documented, but for `runs_command`."""
+        if not self.runs_command:
+            return super().parse_known_args(args, namespace)
+        words = list(args)
+        at = words.index("--") if "--" in words else len(words)
+        found, rest = super().parse_known_args(words[:at], namespace)
+        if found.command or not all(word.startswith("-") for word in rest):
+            self.error("-- is to stand before the command")
+        found.command = words[at + 1 :]
+        return found, rest
+
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         if message:
             (file or sys.stderr).write(message)
@@ -65,8 +81,8 @@ def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentPa
         prog="mpqueue",
         description="A durable queue shared by processes: many producers, one consumer.",
         epilog="Exit codes: 0 ok, 1 empty, 2 usage, 3 sealed, 4 consumer attached, 5 damage, "
-        "6 full, 7 refused to open, 8 an item cannot be decoded, 74 I/O error, 124 timeout, "
-        "130, 141 and 143 signals.",
+        "6 full, 7 refused to open, 8 an item cannot be decoded, 9 dead letters, 74 I/O error, "
+        "124 timeout, 130, 141 and 143 signals.",
     )
     parser.add_argument("--version", action=_Version)
     parser.add_argument("--completion", action=_Completion)
@@ -75,6 +91,7 @@ def build_parser(configured: Sequence[str] | None = None) -> argparse.ArgumentPa
     for name, summary in VERBS.items():
         sentence = f"{summary[:1].upper()}{summary[1:]}."
         child = verbs.add_parser(name, help=summary, description=sentence)
+        child.runs_command = name == "exec"
         if configured is None or name in configured:
             verb = _verb(name)
             verb.configure(child)

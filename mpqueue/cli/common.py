@@ -25,6 +25,7 @@ DAMAGE = 5
 FULL = 6
 REFUSED = 7
 UNDECODABLE = 8
+DEAD = 9
 IO_ERROR = 74
 TIMEOUT = 124
 
@@ -38,6 +39,7 @@ EXIT_CODES = (
     ("6", "full, also when the room did not come within `put --timeout`"),
     ("7", "refused to open: no queue, version, options, key"),
     ("8", "an item cannot be decoded or decrypted"),
+    ("9", "`exec` gave up an item, or more: they are dead letters"),
     ("74", "I/O error, poisoned; also of stdin and stdout"),
     ("124", "time-out"),
     (

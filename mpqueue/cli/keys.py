@@ -31,8 +31,8 @@ def add_key_file(parser: argparse.ArgumentParser) -> None:
 def refusal(path: str, name: str) -> KeyMismatch:
     """Of a queue whose items are not moved without their key."""
     return KeyMismatch(
-        f"{path}: its items are encrypted (codec {name}), and no key was given: put, get, peek and "
-        "export take --key-file, or MPQUEUE_KEY_FILE"
+        f"{path}: its items are encrypted (codec {name}), and no key was given: put, get, exec, "
+        "peek and export take --key-file, or MPQUEUE_KEY_FILE"
     )
 
 

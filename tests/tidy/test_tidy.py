@@ -30,6 +30,7 @@ EXITS = {
     "FULL",
     "REFUSED",
     "UNDECODABLE",
+    "DEAD",
     "IO_ERROR",
     "TIMEOUT",
 }

@@ -110,6 +110,7 @@ def _guarded(pid: int) -> bool:
     [
         ["put", "PATH"],
         ["get", "PATH", "-n", "all", "--follow"],
+        ["exec", "PATH", "-j", "2", "--", "echo", "a line"],
         ["peek", "PATH", "-n", "5000"],
         ["export", "PATH"],
         ["verify", "PATH", "--deep"],
