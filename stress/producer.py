@@ -22,7 +22,7 @@ from ledger import Ledger
 
 BATCH_ITEM = 3_000  # items above are put alone, so that a batch stays within half a segment
 LONG_BATCH = 330
-CHILDREN = 1000  # ids of a producer's forked children follow id * CHILDREN
+CHILDREN = 10**9  # ids of forked children follow id * CHILDREN: no other process has them
 CHILD_ITEMS = 10
 
 
