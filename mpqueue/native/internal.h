@@ -639,6 +639,10 @@ bool mpq_drained(const struct mpq_consumer *consumer);
 mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *error);
 /* ... and counts the call in, so that closing the handle waits for it; mpq_exit counts it out. */
 mpq_status mpq_consumer_enter(struct mpq_consumer *consumer, struct mpq_error *error);
+/* view.c: around a look at what the consumer has in hand. A forked child looks, too: it alone uses
+ * what it has inherited, and a thread that does not exist there may hold the mutex. */
+void mpq_look_begin(struct mpq_consumer *consumer);
+void mpq_look_end(struct mpq_consumer *consumer);
 /* Recomputes settled totals from the frames between floor and tail. */
 void mpq_recount(struct mpq_consumer *consumer);
 struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t generation,

@@ -8,17 +8,20 @@
 
 #include "internal.h"
 
-/* A forked child looks at items of its parent, too. It alone uses what it has inherited of the
- * consumer, and another thread of the parent may have held the mutex at the fork. */
-static void lock(struct mpq_consumer *consumer, bool ours)
+static bool is_ours(const struct mpq_consumer *consumer)
 {
-    if (ours)
+    return !mpq_forked(consumer->queue) && consumer->queue->incarnation == consumer->incarnation;
+}
+
+void mpq_look_begin(struct mpq_consumer *consumer)
+{
+    if (MPQ_LIKELY(is_ours(consumer)))
         mpq_mutex_lock(&consumer->mutex);
 }
 
-static void unlock(struct mpq_consumer *consumer, bool ours)
+void mpq_look_end(struct mpq_consumer *consumer)
 {
-    if (ours)
+    if (MPQ_LIKELY(is_ours(consumer)))
         mpq_mutex_unlock(&consumer->mutex);
 }
 
@@ -28,13 +31,13 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
     struct mpq_queue *queue = consumer->queue;
     mpq_io *io = queue->io;
     struct mpq_segment *view = NULL;
-    const bool ours = mpq_consumer_check(consumer, NULL) != MPQ_FORKED;
-    lock(consumer, ours);
+    const bool ours = is_ours(consumer);
+    mpq_look_begin(consumer);
     if (ours && consumer->view != NULL && consumer->view->generation == item->segment->generation) {
         view = consumer->view;
         mpq_segment_retain(view);
     }
-    unlock(consumer, ours);
+    mpq_look_end(consumer);
     if (view == NULL) {
         char name[MPQ_NAME_MAX];
         mpq_segment_name(item->segment->generation, name);
@@ -53,12 +56,12 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
         view->bytes = item->segment->bytes;
         mpq_store(view->references, ours ? 2 : 1); /* the caller's, and the consumer's */
         struct mpq_segment *before = NULL;
-        lock(consumer, ours);
+        mpq_look_begin(consumer);
         if (ours) {
             before = consumer->view;
             consumer->view = view;
         }
-        unlock(consumer, ours);
+        mpq_look_end(consumer);
         mpq_segment_release(before);
     }
     *body = view->base + (item->body - item->segment->base);
@@ -78,10 +81,9 @@ mpq_status mpq_item_settled(struct mpq_consumer *consumer, struct mpq_error *err
     struct mpq_queue *queue = consumer->queue;
     mpq_status status = mpq_usable(queue, error);
     /* Segments are freed below the floor alone, and its keeper is this process. */
-    const bool ours = mpq_consumer_check(consumer, NULL) != MPQ_FORKED;
-    lock(consumer, ours);
+    mpq_look_begin(consumer);
     const uint64_t floor = MPQ_POSITION_GEN(consumer->record.floor_position);
-    unlock(consumer, ours);
+    mpq_look_end(consumer);
     if (status == MPQ_OK && mpq_load(queue->control->oldest_generation) > floor)
         status = mpq_overwritten(queue, error);
     return status;
