@@ -176,20 +176,61 @@ struct memory_file *memory_put(struct memory *w, const char *name, const void *d
 
 /* ---- names */
 
-static const char *full(struct memory *w, int dirfd, const char *name, char out[64])
+static const char *const prefixes[] = {"", "corrupt/", "dead/", "dead/corrupt/"};
+static const enum memory_directory above[] = {MEMORY_TOP, MEMORY_TOP, MEMORY_TOP, MEMORY_DEAD};
+
+/* From the root; NULL: outside of this world (no /proc here). */
+static const char *full(struct memory *w, int dirfd, const char *name, char out[MEMORY_NAME])
 {
-    const bool shelf = dirfd >= 0 && dirfd < MEMORY_SLOTS && w->fds[dirfd].shelf;
-    snprintf(out, 64, "%s%s", shelf ? "corrupt/" : "", name);
+    const size_t root = sizeof MEMORY_ROOT - 1;
+    const char *prefix = "";
+    if (name[0] == '/') {
+        if (strncmp(name, MEMORY_ROOT, root) != 0 || (name[root] != '/' && name[root] != '\0'))
+            return NULL;
+        name += root + (name[root] == '/');
+    } else if (dirfd >= 0 && dirfd < MEMORY_SLOTS) {
+        prefix = prefixes[w->fds[dirfd].directory];
+    }
+    if (snprintf(out, MEMORY_NAME, "%s%s", prefix, name) >= MEMORY_NAME)
+        die("a name is too long");
     return out;
 }
 
-static int fd_new(struct memory *w, struct memory_file *file, bool shelf)
+/* The directory with that path, there or not; MEMORY_DIRECTORIES: none of those known. */
+static enum memory_directory directory_of(const char *path, size_t length)
+{
+    for (int i = MEMORY_SHELF; i < MEMORY_DIRECTORIES; i++)
+        if (strlen(prefixes[i]) == length + 1 && strncmp(prefixes[i], path, length) == 0)
+            return (enum memory_directory)i;
+    return length == 0 ? MEMORY_TOP : MEMORY_DIRECTORIES;
+}
+
+/* What contains it. */
+static enum memory_directory parent_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return directory_of(path, slash == NULL ? 0 : (size_t)(slash - path));
+}
+
+static bool is_there(const struct memory *w, enum memory_directory directory)
+{
+    return directory != MEMORY_DIRECTORIES && w->directories[directory];
+}
+
+/* What is called `path` lies there itself, not deeper inside. */
+static bool lies_in(const char *path, enum memory_directory directory)
+{
+    const size_t length = strlen(prefixes[directory]);
+    return strncmp(path, prefixes[directory], length) == 0 && strchr(path + length, '/') == NULL;
+}
+
+static int fd_new(struct memory *w, struct memory_file *file, enum memory_directory directory)
 {
     for (int i = 3; i < MEMORY_SLOTS; i++)
         if (w->fds[i].description == 0) {
             w->fds[i].file = file;
             w->fds[i].description = ++w->descriptions;
-            w->fds[i].shelf = shelf;
+            w->fds[i].directory = directory;
             if (file != NULL)
                 file->holds++;
             return i;
@@ -200,26 +241,27 @@ static int fd_new(struct memory *w, struct memory_file *file, bool shelf)
 static int memory_open(mpq_io *io, int dirfd, const char *name, int flags, mode_t mode)
 {
     struct memory *w = self(io);
-    char path[64];
+    char path[MEMORY_NAME];
     (void)mode;
-    if (strcmp(name, MEMORY_ROOT) == 0)
-        return w->exists ? fd_new(w, NULL, false) : fail(ENOENT);
-    if (name[0] == '/')
-        return fail(ENOENT); /* no /proc here */
     if (strcmp(name, "..") == 0)
-        return fd_new(w, NULL, false);
-    if (strcmp(name, "corrupt") == 0)
-        return w->shelf ? fd_new(w, NULL, true) : fail(ENOENT);
-    struct memory_file *file = memory_find(w, full(w, dirfd, name, path));
-    if (file != NULL && (flags & O_EXCL) != 0)
-        return fail(EEXIST);
-    if (file == NULL && (flags & O_CREAT) == 0)
+        return fd_new(w, NULL, above[w->fds[dirfd].directory]);
+    if (full(w, dirfd, name, path) == NULL)
         return fail(ENOENT);
+    struct memory_file *file = memory_find(w, path);
     if (file == NULL) {
+        const enum memory_directory directory = directory_of(path, strlen(path));
+        if (is_there(w, directory))
+            return fd_new(w, NULL, directory);
+        if ((flags & O_CREAT) == 0 || !is_there(w, parent_of(path)))
+            return fail(ENOENT);
         file = file_new(w);
         link_name(file, path);
+    } else if ((flags & O_EXCL) != 0) {
+        return fail(EEXIST);
+    } else if ((flags & O_DIRECTORY) != 0) {
+        return fail(ENOTDIR);
     }
-    return fd_new(w, file, false);
+    return fd_new(w, file, MEMORY_TOP);
 }
 
 static void description_end(struct memory *w, uint64_t description)
@@ -242,7 +284,6 @@ static int memory_close(mpq_io *io, int fd)
     struct memory_file *file = w->fds[fd].file;
     w->fds[fd].description = 0;
     w->fds[fd].file = NULL;
-    w->fds[fd].shelf = false;
     if (file != NULL) {
         file->holds--;
         file_gone(file);
@@ -254,36 +295,48 @@ static int memory_close(mpq_io *io, int fd)
 static int memory_mkdir(mpq_io *io, int dirfd, const char *name, mode_t mode)
 {
     struct memory *w = self(io);
-    (void)dirfd;
+    char path[MEMORY_NAME];
     (void)mode;
-    bool *there = strcmp(name, MEMORY_ROOT) == 0 ? &w->exists : &w->shelf;
-    if (*there)
+    if (full(w, dirfd, name, path) == NULL)
+        return fail(ENOENT);
+    const enum memory_directory directory = directory_of(path, strlen(path));
+    if (directory == MEMORY_DIRECTORIES)
+        die("a directory that no queue has");
+    if (is_there(w, directory) || memory_find(w, path) != NULL)
         return fail(EEXIST);
-    *there = true;
+    if (directory != MEMORY_TOP && !is_there(w, parent_of(path)))
+        return fail(ENOENT);
+    w->directories[directory] = true;
     return 0;
 }
 
 static int memory_rmdir(mpq_io *io, int dirfd, const char *name)
 {
     struct memory *w = self(io);
-    (void)dirfd;
-    const bool root = strcmp(name, MEMORY_ROOT) == 0;
+    char path[MEMORY_NAME];
+    if (full(w, dirfd, name, path) == NULL)
+        return fail(ENOENT);
+    const enum memory_directory directory = directory_of(path, strlen(path));
+    if (!is_there(w, directory))
+        return fail(ENOENT);
     for (int i = 0; i < MEMORY_FILES; i++)
-        if (w->files[i].used && w->files[i].links != 0 &&
-            (root || strncmp(w->files[i].name, "corrupt/", 8) == 0))
+        if (w->files[i].used && w->files[i].links != 0 && lies_in(w->files[i].name, directory))
             return fail(ENOTEMPTY);
-    *(root ? &w->exists : &w->shelf) = false;
+    for (int i = MEMORY_SHELF; i < MEMORY_DIRECTORIES; i++)
+        if (w->directories[i] && above[i] == directory)
+            return fail(ENOTEMPTY);
+    w->directories[directory] = false;
     return 0;
 }
 
 static int memory_rename(mpq_io *io, int dirfd, const char *from, const char *to)
 {
     struct memory *w = self(io);
-    char a[64], b[64];
+    char a[MEMORY_NAME], b[MEMORY_NAME];
     struct memory_file *file = memory_find(w, full(w, dirfd, from, a));
-    if (file == NULL || (strncmp(to, "corrupt/", 8) == 0 && !w->shelf))
+    if (file == NULL || !is_there(w, parent_of(full(w, dirfd, to, b))))
         return fail(ENOENT);
-    memory_drop(w, full(w, dirfd, to, b));
+    memory_drop(w, b);
     link_name(file, b);
     file->dirty = true;
     return 0;
@@ -293,7 +346,7 @@ static int memory_rename(mpq_io *io, int dirfd, const char *from, const char *to
 static int memory_link(mpq_io *io, int dirfd, const char *from, const char *to)
 {
     struct memory *w = self(io);
-    char path[64];
+    char path[MEMORY_NAME];
     if (memory_find(w, full(w, dirfd, to, path)) != NULL)
         return fail(EEXIST);
     return memory_rename(io, dirfd, from, to);
@@ -302,7 +355,7 @@ static int memory_link(mpq_io *io, int dirfd, const char *from, const char *to)
 static int memory_unlink(mpq_io *io, int dirfd, const char *name)
 {
     struct memory *w = self(io);
-    char path[64];
+    char path[MEMORY_NAME];
     if (memory_find(w, full(w, dirfd, name, path)) == NULL)
         return fail(ENOENT);
     memory_drop(w, path);
@@ -312,29 +365,35 @@ static int memory_unlink(mpq_io *io, int dirfd, const char *name)
 static int memory_list(mpq_io *io, int dirfd, int (*each)(void *arg, const char *name), void *arg)
 {
     struct memory *w = self(io);
-    const bool shelf = w->fds[dirfd].shelf;
-    char names[MEMORY_FILES][64];
-    int count = 0;
+    const enum memory_directory directory = w->fds[dirfd].directory;
+    const size_t length = strlen(prefixes[directory]);
+    char names[MEMORY_FILES + MEMORY_DIRECTORIES][MEMORY_NAME];
+    int count = 0, rc = 0;
+    for (int i = MEMORY_SHELF; i < MEMORY_DIRECTORIES; i++)
+        if (w->directories[i] && above[i] == directory) {
+            strcpy(names[count], prefixes[i] + length);
+            *strchr(names[count++], '/') = '\0';
+        }
     for (int i = 0; i < MEMORY_FILES; i++) {
         const struct memory_file *file = &w->files[i];
-        bool inside = strncmp(file->name, "corrupt/", 8) == 0;
-        if (file->used && file->links != 0 && inside == shelf)
-            memcpy(names[count++], file->name + (shelf ? 8 : 0), 64 - (shelf ? 8 : 0));
+        if (file->used && file->links != 0 && lies_in(file->name, directory))
+            strcpy(names[count++], file->name + length);
     }
-    int rc = !shelf && w->shelf ? each(arg, "corrupt") : 0;
     for (int i = 0; rc == 0 && i < count; i++)
         rc = each(arg, names[i]);
     return rc;
 }
 
-static void describe(const struct memory_file *file, bool directory, struct stat *out)
+/* file: NULL for a directory. */
+static void describe(const struct memory *w, const struct memory_file *file,
+                     enum memory_directory directory, struct stat *out)
 {
     memset(out, 0, sizeof *out);
     out->st_dev = 7;
-    out->st_ino = directory ? 1 : file->inode + 1;
-    out->st_mode = directory ? S_IFDIR | 0700 : S_IFREG | 0600;
-    out->st_nlink = directory ? 2 : file->links;
-    if (!directory) {
+    out->st_ino = file == NULL ? (ino_t)directory + 1 : file->inode + MEMORY_DIRECTORIES;
+    out->st_mode = file == NULL ? S_IFDIR | 0700 : S_IFREG | 0600;
+    out->st_nlink = file == NULL ? w->directories[directory] * 2u : file->links;
+    if (file != NULL) {
         out->st_size = (off_t)file->bytes;
         out->st_blocks = (blkcnt_t)((file->bytes + 511) / 512);
     }
@@ -343,18 +402,21 @@ static void describe(const struct memory_file *file, bool directory, struct stat
 static int memory_stat(mpq_io *io, int dirfd, const char *name, struct stat *out)
 {
     struct memory *w = self(io);
-    char path[64];
-    const struct memory_file *file = memory_find(w, full(w, dirfd, name, path));
-    if (file == NULL)
+    char path[MEMORY_NAME];
+    if (full(w, dirfd, name, path) == NULL)
         return fail(ENOENT);
-    describe(file, false, out);
+    const struct memory_file *file = memory_find(w, path);
+    const enum memory_directory directory = directory_of(path, strlen(path));
+    if (file == NULL && !is_there(w, directory))
+        return fail(ENOENT);
+    describe(w, file, directory, out);
     return 0;
 }
 
 static int memory_fstat(mpq_io *io, int fd, struct stat *out)
 {
     struct memory *w = self(io);
-    describe(w->fds[fd].file, w->fds[fd].file == NULL, out);
+    describe(w, w->fds[fd].file, w->fds[fd].directory, out);
     return 0;
 }
 
@@ -668,8 +730,7 @@ void memory_start(struct memory *w, uint64_t seed)
 
 void memory_keep(struct memory *w)
 {
-    w->base_exists = w->exists;
-    w->base_shelf = w->shelf;
+    memcpy(w->base_directories, w->directories, sizeof w->directories);
     for (int i = 0; i < MEMORY_FILES; i++) {
         struct memory_file *file = &w->files[i];
         free(file->base);
@@ -689,8 +750,7 @@ void memory_keep(struct memory *w)
 
 void memory_restore(struct memory *w)
 {
-    w->exists = w->base_exists;
-    w->shelf = w->base_shelf;
+    memcpy(w->directories, w->base_directories, sizeof w->directories);
     for (int i = 0; i < MEMORY_FILES; i++) {
         struct memory_file *file = &w->files[i];
         if (file->holds != 0)

@@ -1,5 +1,6 @@
-/* memory.h - an I/O table over memory: one queue directory (and its corrupt/) without a kernel.
+/* memory.h - an I/O table over memory: one queue directory and what is inside it, without a kernel.
  *
+ * The directories that a queue may have are known by name: corrupt/, its dead letters, and theirs.
  * Files are page-aligned heap blocks, so a mapping is the block itself and the address sanitizer
  * sees every read beyond a file's end. Locks follow open file descriptions as in Linux: they end
  * with the last descriptor or mapping of their description. Sleeping only moves the clock. Opening
@@ -14,10 +15,19 @@
 
 #define MEMORY_FILES 256
 #define MEMORY_SLOTS 256 /* descriptors, mappings, locks: each */
+#define MEMORY_NAME 96
 #define MEMORY_ROOT "/q"
 
+enum memory_directory {
+    MEMORY_TOP,
+    MEMORY_SHELF, /* corrupt/ */
+    MEMORY_DEAD, /* dead/ */
+    MEMORY_DEAD_SHELF, /* dead/corrupt/ */
+    MEMORY_DIRECTORIES
+};
+
 struct memory_file {
-    char name[64]; /* "corrupt/..." inside corrupt/; "" = nameless */
+    char name[MEMORY_NAME]; /* from the root: "dead/meta" */
     bool used;
     uint64_t inode;
     uint8_t *data;
@@ -26,7 +36,7 @@ struct memory_file {
     uint32_t links;
     uint8_t *base; /* what memory_keep saw */
     uint64_t base_bytes, base_inode;
-    char base_name[64];
+    char base_name[MEMORY_NAME];
     bool dirty; /* may differ from base */
 };
 
@@ -36,7 +46,7 @@ struct memory {
     struct {
         struct memory_file *file; /* NULL: a directory */
         uint64_t description; /* 0 = free slot */
-        bool shelf; /* directory: corrupt/, not the root */
+        enum memory_directory directory; /* without a file */
     } fds[MEMORY_SLOTS];
     struct {
         void *address;
@@ -48,8 +58,8 @@ struct memory {
         uint64_t inode, from, to;
         short type;
     } locks[MEMORY_SLOTS];
-    bool exists, shelf; /* the directory; its corrupt/ */
-    bool base_exists, base_shelf;
+    bool directories[MEMORY_DIRECTORIES]; /* are there */
+    bool base_directories[MEMORY_DIRECTORIES];
     uint64_t inodes, descriptions;
     uint64_t clock_ns; /* both clocks */
     uint64_t random;

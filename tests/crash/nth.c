@@ -661,7 +661,7 @@ static void afterwards(struct run *run)
     must(close_a(run, &error), &error, "closing");
     if (memory_leaks(&run->f->world) != 0)
         failed("something stays open at the end", "", memory_leaks(&run->f->world), 0);
-    if (run->f->world.shelf)
+    if (run->f->world.directories[MEMORY_SHELF])
         failed("something was put aside as corrupt", "", 0, 0);
 }
 

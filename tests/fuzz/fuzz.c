@@ -376,7 +376,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memory_start(world, 1);
     world_allocate = world->io.allocate;
     world->io.allocate = allocate;
-    world->exists = true;
+    world->directories[MEMORY_TOP] = true;
     for (int i = 0; i < image->count; i++)
         (void)memory_put(world, image->files[i].name, image->files[i].data, image->files[i].bytes);
     if ((data[0] & 0x80) != 0)
