@@ -1,0 +1,56 @@
+/* rot.h - the small store that rot damages, and what is expected of it. */
+#ifndef ROT_H
+#define ROT_H
+
+#include "internal.h"
+#include "memory.h"
+
+#define ITEMS 64
+
+struct expected {
+    uint64_t seq; /* 0 = never put */
+    uint64_t generation; /* of its segment */
+    uint32_t length;
+    bool acked, gap;
+};
+
+struct store {
+    struct memory world;
+    struct expected items[ITEMS];
+    uint32_t count;
+    uint64_t gaps;
+    struct mpq_stats before; /* as the last closer left it */
+};
+
+#define OTHER_BOOT 1u
+#define REPAIRED 2u /* before it is opened */
+#define HOWS 4u
+
+struct where { /* what was done to the store */
+    const char *file;
+    uint64_t offset;
+    unsigned bit;
+    int harm; /* -1 = a flipped bit */
+    unsigned how; /* OTHER_BOOT, REPAIRED */
+    bool redelivers; /* acked items may come back */
+    bool unknown; /* what was acked is gone as well: losses cannot be counted exactly */
+};
+
+static const struct mpq_call hasty = {0, NULL, NULL};
+extern uint64_t run_seed;
+extern struct where now;
+
+/* Says what, and how it is done again; the run ends, or goes on with the next damage. */
+void failed(const char *what, uint64_t a, uint64_t b);
+
+/* rot_store.c */
+bool is_right(uint32_t item, const uint8_t *body, uint32_t length);
+struct mpq_queue *attach(struct memory *world, mpq_status *status, struct mpq_error *error);
+mpq_status put_all(struct mpq_queue *queue, const struct mpq_item_in *in, uint32_t count,
+                   uint64_t *seq, struct mpq_error *error);
+void make(struct store *store);
+
+/* rot_look.c: opens the store that was damaged as `now` says, and judges what comes out. */
+void look(struct store *store);
+
+#endif
