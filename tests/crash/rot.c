@@ -1,17 +1,21 @@
-/* rot.c - damage: one flipped bit anywhere, and coarser harm, in a small closed queue.
+/* rot.c - damage: one flipped bit anywhere, and coarser harm, in a small closed queue and in its
+ * dead letters.
  *
  * usage: rot SEED STRIDE [all | PART]     every bit of what is used, every STRIDE-th of the rest;
  *                                         all: goes on after a violation; PART: a file or "harm"
- *        rot replay SEED HOW FILE OFFSET BIT   HOW: 1 under another boot id, 2 repaired first, 3
- * both rot replay SEED HOW harm NUMBER
+ *        rot replay SEED HOW FILE OFFSET BIT   HOW: the sum of 1 under another boot id, 2 repaired
+ *                                              first, 4 what was handed out twice moves to dead/
+ *        rot replay SEED HOW harm NUMBER
  *
  * The store has several segments: small items, a batch, a gap, a padded end, a segment of its own
- * for an oversized item, a roll; acks at the floor and out of order; items handed out twice. One
- * bit is flipped, the store opened (under the same boot id, so that control is trusted, and under
- * another one, so that it is rebuilt), drained, used for one more item, closed, opened again:
+ * for an oversized item, a roll; acks at the floor and out of order; items handed out twice; dead
+ * letters, some of them dropped, and a gap behind them. One bit of either queue is flipped, the
+ * store opened (under the same boot id, so that control is trusted, and under another one, so that
+ * it is rebuilt), drained, used for one more item, closed, opened again:
  *
- *   - it opens; at most one item is missing, the counters say exactly so, one MPQ_CORRUPT says so
- *     once; nothing altered, out of order, twice, or never put is handed out;
+ *   - it opens; at most one item is missing, in both queues together, the counters say exactly so,
+ *     one MPQ_CORRUPT says so once; nothing altered, out of order, twice, or never put is handed
+ *     out; a letter tells whose it is, and what moves arrives;
  *   - only damage of cursor or control may bring an acked item back;
  *   - the next item goes in, is flushed and comes out; depth ends at 0;
  *   - the second opening finds nothing more; nothing stays open or allocated;
@@ -21,7 +25,8 @@
  * Harm: files truncated at every sector, sectors and pages zeroed, segments swapped, copied over
  * each other, missing, of another queue; garbage appended. Then opening may be refused with a
  * documented error that touches nothing; otherwise every missing item is counted and nothing wrong
- * is handed out. STRIDE also thins the oversized item's inside and the harm, above 1000 all. */
+ * is handed out. STRIDE also thins the oversized item's inside, the dead letters and the harm,
+ * above 1000 all. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -86,6 +91,36 @@ static void probe(struct store *store)
     make(store);
 }
 
+/* ---- files */
+
+enum { META, CURSOR, CONTROL }; /* of a side's names, the first three */
+
+static const char *const file_names[] = {"meta",
+                                         "cursor",
+                                         "control",
+                                         "segment-000000000001",
+                                         "segment-000000000002",
+                                         "segment-000000000003",
+                                         "segment-000000000004",
+                                         "segment-000000000005",
+                                         "dead/meta",
+                                         "dead/cursor",
+                                         "dead/control",
+                                         "dead/segment-000000000001"};
+#define NAMES ((int)(sizeof file_names / sizeof *file_names))
+#define LETTERS_FILES 8 /* the first of theirs */
+
+static enum side side_of(const char *file)
+{
+    return strncmp(file, "dead/", 5) == 0 ? LETTERS : QUEUE;
+}
+
+/* In either directory. */
+static bool is(const char *file, const char *begin)
+{
+    return strncmp(file + (side_of(file) == QUEUE ? 0 : 5), begin, strlen(begin)) == 0;
+}
+
 /* ---- single bits */
 
 struct region {
@@ -96,6 +131,7 @@ struct region {
 
 /* Every bit, unless the run is to be a very short one. */
 #define DENSE(stride) (1 + (stride) / 1000)
+#define LETTERS_APART 7 /* the same code reads them */
 
 static uint32_t add(struct region *regions, uint32_t count, const char *file, uint64_t from,
                     uint64_t to, unsigned stride)
@@ -117,9 +153,8 @@ static uint64_t used_end(const struct memory_file *file)
 }
 
 static uint32_t segment_regions(struct region *regions, uint32_t n, const struct memory_file *file,
-                                unsigned stride)
+                                unsigned dense, unsigned stride)
 {
-    const unsigned dense = DENSE(stride);
     static const uint32_t pages[] = {MPQ_SEGMENT_HEADER_A, MPQ_SEGMENT_HEADER_B, MPQ_SEGMENT_ROLL_A,
                                      MPQ_SEGMENT_ROLL_B};
     const char *name = file->base_name;
@@ -137,32 +172,38 @@ static uint32_t segment_regions(struct region *regions, uint32_t n, const struct
                file->base_bytes, stride * 64);
 }
 
-static uint32_t all_regions(struct store *store, struct region *regions, unsigned stride)
+static uint32_t side_regions(struct store *store, enum side side, struct region *regions,
+                             uint32_t n, unsigned stride)
 {
     struct memory *world = &store->world;
-    const unsigned dense = DENSE(stride);
-    uint32_t n = 0;
-    for (uint64_t slot = 0; slot < 2; slot++) {
-        const uint64_t meta = slot * MPQ_PAGE, cursor = slot * MPQ_CURSOR_SLOT_BYTES(64);
-        n = add(regions, n, "meta", meta, meta + 520, dense);
-        n = add(regions, n, "meta", meta + 520, meta + 4088, stride * 4);
-        n = add(regions, n, "meta", meta + 4088, meta + 4096, dense);
-        n = add(regions, n, "cursor", cursor, cursor + 640, dense);
-        n = add(regions, n, "cursor", cursor + 640, cursor + MPQ_CURSOR_SLOT_BYTES(64), stride * 8);
-    }
-    const struct memory_file *control = memory_find(world, "control");
+    const unsigned dense = DENSE(stride) * (side == LETTERS && stride > 1 ? LETTERS_APART : 1);
+    const char *const *names = &file_names[side == QUEUE ? 0 : LETTERS_FILES];
+    const struct memory_file *control = memory_find(world, names[CONTROL]);
     const struct mpq_control *head = (const void *)control->base;
+    const uint64_t cursor_bytes = MPQ_CURSOR_SLOT_BYTES(head->ack_window);
+    for (uint64_t slot = 0; slot < 2; slot++) {
+        const uint64_t meta = slot * MPQ_PAGE, cursor = slot * cursor_bytes;
+        n = add(regions, n, names[META], meta, meta + 520, dense);
+        n = add(regions, n, names[META], meta + 520, meta + 4088, stride * 4);
+        n = add(regions, n, names[META], meta + 4088, meta + 4096, dense);
+        n = add(regions, n, names[CURSOR], cursor, cursor + 640, dense);
+        n = add(regions, n, names[CURSOR], cursor + 640, cursor + cursor_bytes, stride * 8);
+    }
     const uint64_t members = sizeof *head, ring = head->ring_offset;
-    n = add(regions, n, "control", 0, members, dense);
-    n = add(regions, n, "control", head->members_offset, head->members_offset + 384, dense);
-    n = add(regions, n, "control", ring, ring + 10 * sizeof(struct mpq_ring_entry), dense);
-    n = add(regions, n, "control", ring + 10 * sizeof(struct mpq_ring_entry), head->window_offset,
-            stride * 512);
-    n = add(regions, n, "control", head->window_offset, head->window_offset + 32, dense);
-    n = add(regions, n, "control", head->attempts_offset, head->attempts_offset + 64 * 8, dense);
-    for (int i = 0; i < MEMORY_FILES; i++)
-        if (world->files[i].base != NULL && strncmp(world->files[i].base_name, "segment-", 8) == 0)
-            n = segment_regions(regions, n, &world->files[i], stride);
+    const uint64_t ring_end = ring + 10 * sizeof(struct mpq_ring_entry);
+    const uint64_t window = head->window_offset, attempts = head->attempts_offset;
+    n = add(regions, n, names[CONTROL], 0, members, dense);
+    n = add(regions, n, names[CONTROL], head->members_offset, head->members_offset + 384, dense);
+    n = add(regions, n, names[CONTROL], ring, ring_end, dense);
+    n = add(regions, n, names[CONTROL], ring_end, window, stride * 512);
+    n = add(regions, n, names[CONTROL], window, window + 32, dense);
+    n = add(regions, n, names[CONTROL], attempts, attempts + 64 * 8, dense);
+    for (int i = 0; i < MEMORY_FILES; i++) {
+        const struct memory_file *file = &world->files[i];
+        if (file->base != NULL && side_of(file->base_name) == side &&
+            is(file->base_name, "segment-"))
+            n = segment_regions(regions, n, file, dense, stride);
+    }
     return n;
 }
 
@@ -172,8 +213,10 @@ static void flip(struct store *store, const char *file, uint64_t offset, unsigne
     struct memory_file *hit = memory_find(&store->world, file);
     if (hit == NULL || offset >= hit->bytes)
         exit(2);
-    const bool state = strcmp(file, "cursor") == 0 || strcmp(file, "control") == 0;
-    now = (struct where){file, offset, bit, -1, how, state, false};
+    const enum side side = side_of(file);
+    now = (struct where){.file = file, .offset = offset, .bit = bit, .harm = -1, .how = how};
+    now.hit[side] = true;
+    now.redelivers[side] = is(file, "cursor") || is(file, "control");
     hit->data[offset] ^= (uint8_t)(1u << bit);
     hit->dirty = true;
     probe(store);
@@ -182,7 +225,8 @@ static void flip(struct store *store, const char *file, uint64_t offset, unsigne
 static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
 {
     static struct region regions[128];
-    const uint32_t count = all_regions(store, regions, stride);
+    uint32_t count = side_regions(store, QUEUE, regions, 0, stride);
+    count = side_regions(store, LETTERS, regions, count, stride);
     uint64_t done = 0, index = 0;
     for (uint32_t r = 0; r < count; r++) {
         const struct region *region = &regions[r];
@@ -196,10 +240,12 @@ static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
                 alarm(120);
             flip(store, region->file, at / 8, at % 8, 0);
             /* Another boot makes control anew, whatever is in it. */
-            if (strcmp(region->file, "control") != 0 || index % 64 == 0)
+            if (!is(region->file, "control") || index % 64 == 0)
                 flip(store, region->file, at / 8, at % 8, OTHER_BOOT);
             if (index % 16 == 0)
                 flip(store, region->file, at / 8, at % 8, REPAIRED | (index / 16 & OTHER_BOOT));
+            if (index % 16 == 8)
+                flip(store, region->file, at / 8, at % 8, MOVES | (index / 16 & OTHER_BOOT));
             done++;
         }
     }
@@ -208,15 +254,6 @@ static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
 
 /* ---- harm */
 
-static const char *file_names[] = {"meta",
-                                   "cursor",
-                                   "control",
-                                   "segment-000000000001",
-                                   "segment-000000000002",
-                                   "segment-000000000003",
-                                   "segment-000000000004",
-                                   "segment-000000000005"};
-#define NAMES ((int)(sizeof file_names / sizeof *file_names))
 #define SECTORS 160 /* at most so many sectors of a file are harmed one by one */
 #define KINDS 3 /* truncated there; that sector zeroed; that page zeroed */
 #define LAST_HARM (NAMES * SECTORS * KINDS)
@@ -295,29 +332,40 @@ static bool harm_file(struct memory *world, int which, int kind)
     return true;
 }
 
+static void expect(const char *file, bool redelivers, bool unknown)
+{
+    const enum side side = side_of(file);
+    now.hit[side] = true;
+    now.redelivers[side] |= redelivers;
+    now.unknown[side] |= unknown;
+}
+
 static bool harm(struct store *store, int number, unsigned how)
 {
     struct memory *world = &store->world;
     memory_restore(world);
-    const char *file = "";
-    bool done, unknown = false;
+    now = (struct where){.file = "", .harm = number, .how = how};
+    bool done;
     if (number < LAST_HARM) {
-        file = file_names[number / KINDS / SECTORS];
+        const char *file = file_names[number / KINDS / SECTORS];
         done = harm_sector(world, number);
+        expect(file, !is(file, "segment-"), false);
     } else if (number < LAST_HARM + 2 * PAIRS) {
-        int pair = number - LAST_HARM;
-        file = "control";
-        unknown = pair % PAIRS / NAMES == 1 || (pair < PAIRS && pair % NAMES == 1);
-        done = harm_pair(world, pair % PAIRS / NAMES, pair % NAMES, pair >= PAIRS);
+        const int pair = (number - LAST_HARM) % PAIRS;
+        const bool copy = number >= LAST_HARM + PAIRS;
+        const char *to = file_names[pair / NAMES], *from = file_names[pair % NAMES];
+        done = harm_pair(world, pair / NAMES, pair % NAMES, copy);
+        expect(to, true, is(to, "cursor"));
+        if (!copy)
+            expect(from, true, is(from, "cursor"));
     } else {
-        int rest = number - LAST_HARM - 2 * PAIRS;
-        file = file_names[rest / 3];
+        const int rest = number - LAST_HARM - 2 * PAIRS;
+        const char *file = file_names[rest / 3];
         done = harm_file(world, rest / 3, rest % 3);
+        expect(file, !is(file, "segment-"), false);
     }
     if (!done)
         return false;
-    const bool state = strncmp(file, "segment-", 8) != 0;
-    now = (struct where){file, 0, 0, number, how, state, unknown};
     probe(store);
     return true;
 }
@@ -375,7 +423,7 @@ static int work(unsigned worker, struct figures *figures)
 int main(int argc, char **argv)
 {
     if (argc < 3) {
-        fprintf(stderr, "usage: rot SEED STRIDE | rot replay SEED BOOT FILE OFFSET BIT\n");
+        fprintf(stderr, "usage: rot SEED STRIDE | rot replay SEED HOW FILE OFFSET BIT\n");
         return 2;
     }
     signal(SIGALRM, on_alarm);

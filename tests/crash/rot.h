@@ -7,33 +7,40 @@
 
 #define ITEMS 64
 
+enum side { QUEUE, LETTERS, SIDES }; /* the queue, and the one in dead/ */
+
 struct expected {
-    uint64_t seq; /* 0 = never put */
+    uint64_t seq; /* 0 = never put here */
     uint64_t generation; /* of its segment */
-    uint32_t length;
-    bool acked, gap;
+    uint64_t ext; /* hash of its extension */
+    bool acked;
 };
 
 struct store {
     struct memory world;
-    struct expected items[ITEMS];
+    uint32_t lengths[ITEMS];
     uint32_t count;
-    uint64_t gaps;
-    struct mpq_stats before; /* as the last closer left it */
+    struct contents {
+        struct expected items[ITEMS];
+        uint64_t last_seq, gaps;
+        struct mpq_stats before; /* as the last closer left it */
+    } sides[SIDES];
 };
 
 #define OTHER_BOOT 1u
 #define REPAIRED 2u /* before it is opened */
-#define HOWS 4u
+#define HOWS 4u /* of harm */
+#define MOVES 4u /* max_attempts: what was handed out twice becomes a dead letter */
 
 struct where { /* what was done to the store */
     const char *file;
     uint64_t offset;
     unsigned bit;
     int harm; /* -1 = a flipped bit */
-    unsigned how; /* OTHER_BOOT, REPAIRED */
-    bool redelivers; /* acked items may come back */
-    bool unknown; /* what was acked is gone as well: losses cannot be counted exactly */
+    unsigned how; /* OTHER_BOOT, REPAIRED, MOVES */
+    bool hit[SIDES];
+    bool redelivers[SIDES]; /* acked items may come back */
+    bool unknown[SIDES]; /* what was acked is gone as well: losses cannot be counted exactly */
 };
 
 static const struct mpq_call hasty = {0, NULL, NULL};
@@ -45,7 +52,9 @@ void failed(const char *what, uint64_t a, uint64_t b);
 
 /* rot_store.c */
 bool is_right(uint32_t item, const uint8_t *body, uint32_t length);
-struct mpq_queue *attach(struct memory *world, mpq_status *status, struct mpq_error *error);
+uint64_t hash_of_ext(const struct mpq_item *item);
+struct mpq_queue *attach(struct memory *world, enum side side, mpq_status *status,
+                         struct mpq_error *error);
 mpq_status put_all(struct mpq_queue *queue, const struct mpq_item_in *in, uint32_t count,
                    uint64_t *seq, struct mpq_error *error);
 void make(struct store *store);

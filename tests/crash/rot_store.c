@@ -26,9 +26,18 @@ bool is_right(uint32_t item, const uint8_t *body, uint32_t length)
     return memcmp(body, right[item], length) == 0;
 }
 
-struct mpq_queue *attach(struct memory *world, mpq_status *status, struct mpq_error *error)
+uint64_t hash_of_ext(const struct mpq_item *item)
 {
-    struct mpq_open_args args = {.path = MEMORY_ROOT, .create = true, .io = &world->io};
+    return mpq_xxh64(item->ext, item->ext_length, 0);
+}
+
+/* The dead letters are there, or the move makes them. */
+struct mpq_queue *attach(struct memory *world, enum side side, mpq_status *status,
+                         struct mpq_error *error)
+{
+    struct mpq_open_args args = {.path = side == QUEUE ? MEMORY_ROOT : MEMORY_ROOT "/dead",
+                                 .create = side == QUEUE,
+                                 .io = &world->io};
     struct mpq_queue *queue = NULL;
     mpq_options_default(&args.options);
     args.options.segment_size = 65536;
@@ -69,13 +78,18 @@ static void put(struct store *store, struct mpq_queue *queue, uint32_t count, ui
         in[i] = (struct mpq_item_in){.body = bodies[i], .length = length};
     }
     must(put_all(queue, in, count, &seq, &error), &error);
+    struct contents *contents = &store->sides[QUEUE];
     const uint64_t generation = MPQ_POSITION_GEN(mpq_tail_read(queue->control).position);
-    for (uint32_t i = 0; i < count; i++)
-        store->items[store->count++] = (struct expected){seq + i, generation, length, false, false};
+    for (uint32_t i = 0; i < count; i++) {
+        store->lengths[store->count] = length;
+        contents->items[store->count++] =
+            (struct expected){seq + i, generation, mpq_xxh64("", 0, 0), false};
+    }
+    contents->last_seq = seq + count - 1;
 }
 
 /* A source that cannot be read: its claim becomes a gap. */
-static void put_gap(struct store *store, struct mpq_queue *queue)
+static void put_gap(struct store *store, enum side side, struct mpq_queue *queue)
 {
     struct mpq_error error;
     uint64_t seq;
@@ -88,10 +102,10 @@ static void put_gap(struct store *store, struct mpq_queue *queue)
         exit(2);
     munmap(nothing, 4096);
     close(fd);
-    store->gaps++;
+    store->sides[side].gaps++;
 }
 
-/* Hands out `count` items and acks those that the pattern says; the others are returned. */
+/* Hands out as many items as the pattern has letters: a is acked, n returned, d dead. */
 static void consume(struct store *store, struct mpq_consumer *consumer, const char *pattern)
 {
     struct mpq_error error;
@@ -104,10 +118,48 @@ static void consume(struct store *store, struct mpq_consumer *consumer, const ch
         mpq_segment_release(items[i].segment);
         if (pattern[i] == 'a')
             must(mpq_ack(consumer, items[i].seq, items[i].token, &error), &error);
+        else if (pattern[i] == 'd')
+            must(mpq_dead_letter(consumer, items[i].seq, items[i].token, "rot", 3, &error), &error);
         else
             must(mpq_nack(consumer, items[i].seq, items[i].token, &error), &error);
-        store->items[id].acked = pattern[i] == 'a';
+        store->sides[QUEUE].items[id].acked = pattern[i] != 'n';
     }
+}
+
+/* What the letters are, and every second one is dropped. They stay open, as the queue does. */
+static struct mpq_queue *note_letters(struct store *store, struct mpq_consumer **consumer)
+{
+    struct contents *contents = &store->sides[LETTERS];
+    struct mpq_error error;
+    struct mpq_item item;
+    mpq_status status;
+    struct mpq_queue *queue = attach(&store->world, LETTERS, &status, &error);
+    must(status, &error);
+    must(mpq_consumer_open(queue, &hasty, consumer, &error), &error);
+    put_gap(store, LETTERS, queue);
+    for (uint32_t i = 0, id; (status = mpq_reserve_try(*consumer, &item, &error)) == MPQ_OK; i++) {
+        memcpy(&id, item.body, 4);
+        contents->items[id] =
+            (struct expected){item.seq, item.segment->generation, hash_of_ext(&item), i % 2 == 0};
+        contents->last_seq = item.seq;
+        mpq_segment_release(item.segment);
+        if (i % 2 == 0)
+            must(mpq_ack(*consumer, item.seq, item.token, &error), &error);
+    }
+    if (status != MPQ_AGAIN) /* the gap is not durable yet */
+        exit(2);
+    must(mpq_reserve_wait(*consumer, &hasty, &error), &error);
+    must(mpq_consumer_sync(*consumer, &error), &error);
+    return queue;
+}
+
+static void let_go(struct mpq_queue *queue, struct mpq_consumer *consumer)
+{
+    struct mpq_error error;
+    must(mpq_consumer_close(consumer, &error), &error);
+    must(mpq_close(queue, &hasty, &error), &error);
+    mpq_consumer_free(consumer);
+    mpq_free(queue);
 }
 
 /* Between the two cursor slots the floor moves out of the first segment: one of them needs it. */
@@ -115,10 +167,10 @@ void make(struct store *store)
 {
     struct memory *world = &store->world;
     struct mpq_error error;
-    struct mpq_consumer *consumer;
+    struct mpq_consumer *consumer, *reader;
     mpq_status status;
     memory_start(world, run_seed);
-    struct mpq_queue *queue = attach(world, &status, &error);
+    struct mpq_queue *queue = attach(world, QUEUE, &status, &error);
     must(status, &error);
     for (uint32_t i = 0; i < 11; i++)
         put(store, queue, 1, 4000 + i);
@@ -128,31 +180,32 @@ void make(struct store *store)
     must(mpq_consumer_sync(consumer, &error), &error);
     consume(store, consumer, "aaaaaaaa");
     put(store, queue, 1, 400);
-    for (uint32_t i = 0; i < 7; i++)
+    for (uint32_t i = 0; i < 11; i++)
         put(store, queue, 1, 20 + 13 * i);
-    put_gap(store, queue);
+    put_gap(store, QUEUE, queue);
     put(store, queue, 4, 60);
     put(store, queue, 1, 200);
     put(store, queue, 1, 50000); /* a segment of its own */
     for (uint32_t i = 0; i < 6; i++)
         put(store, queue, 1, 33 + 7 * i);
-    consume(store, consumer, "aanananna");
+    consume(store, consumer, "aanandnndddna");
     consume(store, consumer, "nn");
     must(mpq_consumer_sync(consumer, &error), &error);
     mpq_reclaim(consumer, false);
+    struct mpq_queue *letters = note_letters(store, &reader);
     memory_keep(world); /* as a kill leaves it: to close would move the other slot, too */
     for (uint32_t i = 0; i < MEMORY_FILES; i++)
         world->files[i].dirty = true; /* mapped: it changes unseen */
-    must(mpq_consumer_close(consumer, &error), &error);
-    must(mpq_close(queue, &hasty, &error), &error);
-    mpq_consumer_free(consumer);
-    mpq_free(queue);
+    let_go(letters, reader);
+    let_go(queue, consumer);
     memory_restore(world);
-    queue = attach(world, &status, &error);
-    must(status, &error);
-    mpq_stats_get(queue, &store->before);
-    must(mpq_close(queue, &hasty, &error), &error);
-    mpq_free(queue);
+    for (int side = 0; side < SIDES; side++) {
+        queue = attach(world, (enum side)side, &status, &error);
+        must(status, &error);
+        mpq_stats_get(queue, &store->sides[side].before);
+        must(mpq_close(queue, &hasty, &error), &error);
+        mpq_free(queue);
+    }
     if (memory_leaks(world) != 0)
         exit(2);
     memory_keep(world);
