@@ -14,6 +14,7 @@
  * thin air;
  *   - in half of the runs every item has a key: put again within key_window, before the crash or
  * after it, it is there once, and whole puts tell the first seq;
+ *   - in an eighth of the runs items become dead letters: power_letters.c;
  *   - batches are all or nothing; nothing counts as lost; new seqs are above all that were
  * returned;
  *   - the next open finds nothing more to do.
@@ -30,42 +31,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "internal.h"
-#include "shadow.h"
+#include "power.h"
 #include "workers.h"
 
-#define ITEMS_MAX 4096
 #define A_CHILD 25 /* seeds */
 
-enum promise { NOTHING, ASKED, DURABLE };
-
-struct oracle {
-    uint32_t items;
-    uint8_t put[ITEMS_MAX];
-    uint8_t ack[ITEMS_MAX];
-    uint32_t batch_first[ITEMS_MAX], batch_count[ITEMS_MAX];
-    uint64_t seq[ITEMS_MAX]; /* 0 = not returned */
-    uint64_t max_seq;
-};
-
-struct run {
-    struct shadow *world;
-    struct oracle oracle;
-    struct mpq_queue *producers[2];
-    struct mpq_queue *home; /* of the consumer */
-    struct mpq_consumer *consumer;
-    uint32_t durability;
-    struct mpq_options options;
-    uint64_t seed;
-};
-
-static const struct mpq_call patient = {UINT64_MAX, NULL, NULL};
 static const struct mpq_call hasty = {0, NULL, NULL};
 static char base[200];
 static int verbose, images; /* a seed */
 static uint64_t first_seed, seeds;
+static struct figures counted; /* crash states, letters in them, those beside their items */
 
-static void fail(const struct run *run, int state, const char *what, uint64_t a, uint64_t b)
+void fail(const struct run *run, int state, const char *what, uint64_t a, uint64_t b)
 {
     fprintf(stderr,
             "FAILED seed %llu state %d policy %u: %s (%llu, %llu)\nreplay: power %llu 1 %d v\n",
@@ -74,28 +51,28 @@ static void fail(const struct run *run, int state, const char *what, uint64_t a,
     exit(1);
 }
 
-static void wipe(const char *name, char path[256])
+static void empty(int fd)
 {
-    snprintf(path, 256, "%s/%s", base, name);
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    if (fd < 0) {
-        if (mkdir(path, 0700) != 0)
-            exit(2);
-        return;
-    }
     DIR *directory = fdopendir(fd);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;)
         if (entry->d_name[0] != '.' && unlinkat(fd, entry->d_name, 0) != 0) {
             int inner = openat(fd, entry->d_name, O_RDONLY | O_DIRECTORY);
-            DIR *shelf = inner < 0 ? NULL : fdopendir(inner);
-            for (struct dirent *saved; shelf != NULL && (saved = readdir(shelf)) != NULL;)
-                (void)unlinkat(inner, saved->d_name, 0);
-            if (shelf != NULL)
-                closedir(shelf);
+            if (inner >= 0)
+                empty(inner);
             (void)unlinkat(fd, entry->d_name, AT_REMOVEDIR);
         }
     if (directory != NULL)
         closedir(directory);
+}
+
+static void wipe(const char *name, char path[256])
+{
+    snprintf(path, 256, "%s/%s", base, name);
+    int fd = open(path, O_RDONLY | O_DIRECTORY);
+    if (fd >= 0)
+        empty(fd);
+    else if (mkdir(path, 0700) != 0)
+        exit(2);
 }
 
 /* ---- payloads tell whose they are */
@@ -121,7 +98,7 @@ static void fill(uint64_t seed, uint32_t item, uint8_t *body, uint32_t length)
         body[i] = (uint8_t)(seed + item * 7 + i * 13);
 }
 
-static int is_right(uint64_t seed, uint32_t item, const uint8_t *body, uint32_t length)
+int is_right(uint64_t seed, uint32_t item, const uint8_t *body, uint32_t length)
 {
     if (length != length_of(seed, item))
         return 0;
@@ -290,11 +267,21 @@ static void put_some(struct run *run, struct mpq_queue *queue, uint32_t count)
         retry(run, queue, first);
 }
 
-static uint32_t id_of(const struct mpq_item *item)
+uint32_t id_of(const struct mpq_item *item)
 {
     uint32_t id;
     memcpy(&id, item->body, 4);
     return id;
+}
+
+static void acks_durable(struct oracle *oracle)
+{
+    for (uint32_t i = 0; i < oracle->items; i++) {
+        if (oracle->ack[i] == ASKED)
+            oracle->ack[i] = DURABLE;
+        if (oracle->dead[i] == DURABLE)
+            oracle->dead[i] = SETTLED;
+    }
 }
 
 static void consume_some(struct run *run)
@@ -320,6 +307,8 @@ static void consume_some(struct run *run)
             fail(run, -1, "altered item while live", id, items[i].seq);
         mpq_segment_release(items[i].segment);
         uint64_t choice = shadow_random(run->world) % 10;
+        if (letters_move(run, &items[i], id))
+            continue;
         if (choice < 7) {
             seqs[acks] = items[i].seq;
             tokens[acks++] = items[i].token;
@@ -334,10 +323,9 @@ static void consume_some(struct run *run)
     if (mpq_ack_needs_sync(run->consumer) || shadow_random(run->world) % 6 == 0) {
         if (mpq_consumer_sync(run->consumer, &error) != MPQ_OK)
             fail(run, -1, error.message, 0, 0);
-        for (uint32_t i = 0; i < oracle->items; i++)
-            if (oracle->ack[i] == ASKED)
-                oracle->ack[i] = DURABLE;
+        acks_durable(oracle);
     }
+    letters_drop(run);
 }
 
 static void all_durable(struct oracle *oracle, uint32_t items)
@@ -353,9 +341,7 @@ static void change_hands(struct run *run)
     if (mpq_consumer_close(run->consumer, &error) != MPQ_OK)
         fail(run, -1, error.message, 0, 0);
     mpq_consumer_free(run->consumer);
-    for (uint32_t i = 0; i < run->oracle.items; i++)
-        if (run->oracle.ack[i] == ASKED)
-            run->oracle.ack[i] = DURABLE;
+    acks_durable(&run->oracle);
     take_role(run);
 }
 
@@ -392,9 +378,7 @@ static void play(struct run *run)
             if (mpq_checkpoint(run->consumer, &patient, &error) != MPQ_OK)
                 fail(run, -1, error.message, 0, 0);
             all_durable(&run->oracle, items);
-            for (uint32_t k = 0; k < items; k++)
-                if (run->oracle.ack[k] == ASKED)
-                    run->oracle.ack[k] = DURABLE;
+            acks_durable(&run->oracle);
         } else if (choice < 97) {
             change_hands(run);
         } else {
@@ -415,7 +399,7 @@ static void play(struct run *run)
 /* All keys that must be remembered, newest first. What is gone and was never promised is accepted,
  * once; what was there, or had been consumed, is not. Returns how many were accepted. */
 static uint64_t retry_all(const struct run *run, int state, struct mpq_queue *queue,
-                          const uint8_t *seen, uint64_t above)
+                          const uint8_t *seen, const uint8_t *letters, uint64_t above)
 {
     const struct oracle *oracle = &run->oracle;
     uint64_t fresh = 0;
@@ -430,7 +414,8 @@ static uint64_t retry_all(const struct run *run, int state, struct mpq_queue *qu
             break; /* no room */
         if (put_again(run, state, queue, id) != seq)
             fail(run, state, "a key was accepted twice", id, seq);
-        const bool gone = !seen[id] && oracle->ack[id] == NOTHING;
+        const bool gone = !seen[id] && oracle->ack[id] == NOTHING && letters[id] == 0 &&
+                          oracle->dead[id] == NOTHING && !oracle->dropped[id];
         if (gone && !told)
             fail(run, state, "the key of what is gone is refused", id, seq);
         if (seen[id] && told)
@@ -444,12 +429,28 @@ static uint64_t retry_all(const struct run *run, int state, struct mpq_queue *qu
     return fresh;
 }
 
+bool put_one(const struct run *run, int state, struct mpq_queue *queue,
+             struct mpq_consumer *consumer, const char body[4], uint64_t *seq)
+{
+    struct mpq_error error;
+    struct mpq_item_in in = {body, 4, NULL, 0};
+    uint64_t ticket;
+    mpq_status status = mpq_put(queue, &in, &hasty, seq, &ticket, &error);
+    if (status == MPQ_FULL && mpq_checkpoint(consumer, &patient, &error) == MPQ_OK)
+        status = mpq_put(queue, &in, &hasty, seq, &ticket, &error);
+    if (status == MPQ_FLUSH)
+        status = mpq_put_flush(queue, ticket, &patient, &error);
+    if (status != MPQ_OK && status != MPQ_FULL)
+        fail(run, state, error.message, status, 0);
+    return status == MPQ_OK;
+}
+
 static void drain(const struct run *run, struct shadow *after, int state)
 {
     const struct oracle *oracle = &run->oracle;
     struct mpq_error error;
     mpq_status status;
-    static uint8_t seen[ITEMS_MAX];
+    static uint8_t seen[ITEMS_MAX], letters[ITEMS_MAX];
     memset(seen, 0, sizeof seen);
     struct mpq_queue *queue = attach(after, &run->options, 0, &status, &error);
     after->crash_at = 0; /* only opening is cut: the drain's own acks are not in the oracle */
@@ -466,6 +467,11 @@ static void drain(const struct run *run, struct shadow *after, int state)
         status = mpq_reserve_try(consumer, &item, &error);
         if (status == MPQ_EMPTY)
             break;
+        if (status == MPQ_AGAIN && run->options.max_attempts != 0) { /* it moves */
+            status = mpq_reserve_wait(consumer, &patient, &error);
+            if (status == MPQ_OK)
+                continue;
+        }
         if (status != MPQ_OK)
             fail(run, state, error.message, status, last);
         uint32_t id = id_of(&item);
@@ -477,15 +483,19 @@ static void drain(const struct run *run, struct shadow *after, int state)
             fail(run, state, "delivered twice", id, item.seq);
         if (item.seq <= last)
             fail(run, state, "out of order", item.seq, last);
-        if (oracle->ack[id] == DURABLE)
+        if (oracle->ack[id] == DURABLE || oracle->dead[id] == SETTLED)
             fail(run, state, "a durable ack was undone", id, item.seq);
         last = item.seq;
         mpq_segment_release(item.segment);
         if (mpq_ack(consumer, item.seq, item.token, &error) != MPQ_OK)
             fail(run, state, error.message, 0, 0);
     }
+    letters_drain(run, after, state, queue, consumer, letters);
     for (uint32_t id = 0; id < oracle->items; id++) {
-        if (oracle->put[id] == DURABLE && oracle->ack[id] == NOTHING && !seen[id])
+        counted.sum[1] += letters[id];
+        counted.sum[2] += letters[id] != 0 && seen[id];
+        if (oracle->put[id] == DURABLE && oracle->ack[id] == NOTHING && !oracle->dropped[id] &&
+            !seen[id] && letters[id] == 0)
             fail(run, state, "lost", id, oracle->seq[id]);
         uint32_t first = oracle->batch_first[id], count = oracle->batch_count[id];
         if (id != first || count < 2)
@@ -493,7 +503,7 @@ static void drain(const struct run *run, struct shadow *after, int state)
         uint32_t there = 0, acked = 0;
         for (uint32_t i = first; i < first + count; i++) {
             there += seen[i];
-            acked += oracle->ack[i] != NOTHING;
+            acked += oracle->ack[i] != NOTHING || oracle->dead[i] != NOTHING || letters[i] != 0;
         }
         if (acked == 0 && there != 0 && there != count)
             fail(run, state, "part of a batch", first, there);
@@ -502,16 +512,12 @@ static void drain(const struct run *run, struct shadow *after, int state)
     mpq_stats_get(queue, &stats);
     if (stats.lost_items != 0 || stats.depth != 0)
         fail(run, state, "lost or left", stats.lost_items, stats.depth);
-    uint64_t seq, ticket;
-    struct mpq_item_in in = {"next", 4, NULL, 0};
-    status = mpq_put(queue, &in, &hasty, &seq, &ticket, &error);
-    if (status == MPQ_FULL && mpq_checkpoint(consumer, &patient, &error) == MPQ_OK)
-        status = mpq_put(queue, &in, &hasty, &seq, &ticket, &error);
-    if (status != MPQ_OK && status != MPQ_FLUSH)
-        fail(run, state, error.message, status, 0);
+    uint64_t seq = 0;
+    if (!put_one(run, state, queue, consumer, "next", &seq))
+        fail(run, state, "there is no room in an empty queue", 0, 0);
     if (seq <= oracle->max_seq)
         fail(run, state, "a seq was issued again", seq, oracle->max_seq);
-    const uint64_t fresh = retry_all(run, state, queue, seen, seq);
+    const uint64_t fresh = retry_all(run, state, queue, seen, letters, seq);
     (void)mpq_consumer_close(consumer, &error);
     (void)mpq_close(queue, &patient, &error);
     mpq_consumer_free(consumer);
@@ -529,14 +535,14 @@ static void drain(const struct run *run, struct shadow *after, int state)
 }
 
 /* Recovery itself is cut short, up to three times; each wreck is the next one's start. */
-static void verify(const struct run *run, int state, char path[256], uint64_t *states)
+static void verify(const struct run *run, int state, char path[256])
 {
     for (volatile int depth = 0;; depth = depth + 1) {
         struct shadow *after = calloc(1, sizeof *after);
         if (after == NULL)
             exit(2);
         shadow_start(after, path, run->seed * 7919 + (uint64_t)state * 31 + (uint64_t)depth);
-        ++*states;
+        counted.sum[0]++;
         if (depth < 3 && shadow_random(after) % 3 == 0)
             after->crash_at = 1 + shadow_random(after) % 40;
         shadow_adopt(after);
@@ -557,13 +563,12 @@ static void verify(const struct run *run, int state, char path[256], uint64_t *s
     }
 }
 
-static uint64_t one(uint64_t seed)
+static void one(uint64_t seed)
 {
     static const unsigned percents[] = {0, 10, 50, 90, 100};
     struct run *run = calloc(1, sizeof *run);
     struct shadow *world = calloc(1, sizeof *world);
     char path[256], image[256];
-    uint64_t made = 0;
     if (run == NULL || world == NULL)
         exit(2);
     wipe("live", path);
@@ -581,6 +586,7 @@ static uint64_t one(uint64_t seed)
     run->durability = run->options.durability = (uint32_t)(shadow_random(world) % 4);
     if (seed % 2 != 0)
         run->options.key_window = 1 + (uint32_t)(shadow_random(world) % 100);
+    letters_begin(run);
     world->crash_at = 20 + shadow_random(world) % 900;
     if (setjmp(world->crash) == 0)
         play(run);
@@ -595,32 +601,31 @@ static uint64_t one(uint64_t seed)
             fprintf(stderr, "seed %llu state %d policy %u percent %u unit %u items %u calls %llu\n",
                     (unsigned long long)seed, state, run->durability, percent, unit,
                     run->oracle.items, (unsigned long long)world->calls);
-        verify(run, state, image, &made);
+        verify(run, state, image);
     }
     shadow_end(world);
     free(world);
     free(run);
-    return made;
 }
 
 /* A child for a few runs at a time: handles of dead worlds are never closed. */
-static int some(uint64_t from, uint64_t to, uint64_t *made)
+static int some(uint64_t from, uint64_t to, struct figures *figures)
 {
     int counts[2], status = 0;
     if (pipe(counts) != 0)
         return 2;
     pid_t child = fork();
     if (child == 0) {
-        uint64_t mine = 0;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (uint64_t seed = from; seed < to; seed++)
-            mine += one(seed);
-        _exit(write(counts[1], &mine, sizeof mine) == sizeof mine ? 0 : 2);
+            one(seed);
+        _exit(write(counts[1], &counted, sizeof counted) == sizeof counted ? 0 : 2);
     }
     close(counts[1]);
-    uint64_t mine = 0;
-    if (read(counts[0], &mine, sizeof mine) == sizeof mine)
-        *made += mine;
+    struct figures theirs;
+    if (read(counts[0], &theirs, sizeof theirs) == sizeof theirs)
+        for (int i = 0; i < 3; i++)
+            figures->sum[i] += theirs.sum[i];
     close(counts[0]);
     if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
@@ -637,7 +642,7 @@ static int work(unsigned worker, struct figures *figures)
         return 2;
     for (uint64_t seed = first_seed + worker * A_CHILD; seed < first_seed + seeds;
          seed += WORKERS * A_CHILD)
-        if (some(seed, mpq_min64(seed + A_CHILD, first_seed + seeds), &figures->sum[0]) != 0)
+        if (some(seed, mpq_min64(seed + A_CHILD, first_seed + seeds), figures) != 0)
             return 1;
     static const char *const names[] = {"live", "state", "again0", "again1", "again2"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -661,8 +666,10 @@ int main(int argc, char **argv)
     verbose = argc > 4;
     struct figures total;
     const int rc = workers_run(work, &total);
-    printf("power: seeds %llu..%llu, %llu crash states, %s\n", (unsigned long long)first_seed,
-           (unsigned long long)(first_seed + seeds - 1), (unsigned long long)total.sum[0],
-           rc == 0 ? "0 violations" : "FAILED");
+    printf("power: seeds %llu..%llu, %llu crash states, %llu dead letters, %llu of them beside "
+           "their items, %s\n",
+           (unsigned long long)first_seed, (unsigned long long)(first_seed + seeds - 1),
+           (unsigned long long)total.sum[0], (unsigned long long)total.sum[1],
+           (unsigned long long)total.sum[2], rc == 0 ? "0 violations" : "FAILED");
     return rc;
 }

@@ -191,31 +191,79 @@ static ssize_t shadow_pwrite(mpq_io *io, int fd, const void *data, size_t bytes,
     return real->pwrite(real, fd, data, bytes, offset);
 }
 
-static int each_name(void *argument, const char *name)
+struct listing {
+    int dirfd;
+    struct shadow_directory *into;
+};
+
+static int list_name(void *argument, const char *name)
 {
-    struct shadow *s = argument;
+    struct listing *listing = argument;
+    struct shadow_directory *into = listing->into;
     struct stat now;
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", s->root, name);
-    if (stat(path, &now) != 0 || !S_ISREG(now.st_mode))
+    if (fstatat(listing->dirfd, name, &now, AT_SYMLINK_NOFOLLOW) != 0)
         return 0;
-    if (s->durable_count == SHADOW_NAMES || strlen(name) >= 64)
-        die("too many names");
-    struct shadow_name *entry = &s->durable_names[s->durable_count++];
+    struct shadow_name *entry = &into->names[into->count++];
+    if (into->count == SHADOW_NAMES || strlen(name) >= sizeof entry->name)
+        die("too many names, or a long one");
     snprintf(entry->name, sizeof entry->name, "%s", name);
     entry->inode = now.st_ino;
+    entry->directory = S_ISDIR(now.st_mode);
     return 0;
 }
 
-static void names_durable(struct shadow *s)
+/* The names in a directory as they are now. */
+static void list_names(int dirfd, struct shadow_directory *into)
 {
-    s->durable_count = 0;
-    int fd = open(s->root, O_RDONLY | O_DIRECTORY);
-    if (fd < 0)
-        die("open root");
-    if (real->list(real, fd, each_name, s) != 0)
+    struct listing listing = {dirfd, into};
+    struct stat now;
+    if (fstat(dirfd, &now) != 0)
+        die("fstat");
+    into->inode = now.st_ino;
+    into->count = 0;
+    if (real->list(real, dirfd, list_name, &listing) != 0)
         die("list");
-    close(fd);
+}
+
+/* What is durable of a directory; NULL: nothing. */
+static struct shadow_directory *directory_of(struct shadow *s, uint64_t inode)
+{
+    for (uint32_t i = 0; i < s->directory_count; i++)
+        if (s->directories[i].inode == inode)
+            return &s->directories[i];
+    return NULL;
+}
+
+static const struct shadow_directory *names_durable(struct shadow *s, int dirfd)
+{
+    struct stat now;
+    if (fstat(dirfd, &now) != 0)
+        die("fstat");
+    struct shadow_directory *directory = directory_of(s, now.st_ino);
+    if (directory == NULL) {
+        if (s->directory_count == SHADOW_DIRECTORIES)
+            die("too many directories");
+        directory = &s->directories[s->directory_count++];
+    }
+    list_names(dirfd, directory);
+    return directory;
+}
+
+/* It and what is in it. */
+static void adopt(struct shadow *s, int dirfd)
+{
+    const struct shadow_directory *directory = names_durable(s, dirfd);
+    for (uint32_t i = 0; i < directory->count; i++) {
+        const struct shadow_name *entry = &directory->names[i];
+        int fd = openat(dirfd, entry->name, entry->directory ? O_RDONLY : O_RDWR);
+        if (fd < 0)
+            die(entry->name);
+        if (entry->directory)
+            adopt(s, fd);
+        else
+            make_durable(file_add(s, entry->inode, fd), 0, UINT64_MAX);
+        close(fd);
+    }
 }
 
 static int failing(struct shadow *s)
@@ -239,9 +287,7 @@ static int shadow_sync(mpq_io *io, int fd)
     if (s->crash_at == 0)
         return 0;
     if (s->fds[slot].directory) {
-        struct stat root;
-        if (stat(s->root, &root) == 0 && root.st_ino == s->fds[slot].inode)
-            names_durable(s);
+        (void)names_durable(s, fd);
         return 0;
     }
     struct shadow_file *file = file_of(s, s->fds[slot].inode);
@@ -425,21 +471,6 @@ void shadow_start(struct shadow *s, const char *root, uint64_t seed)
     snprintf(s->boot_id, sizeof s->boot_id, "boot-%016llx", (unsigned long long)shadow_random(s));
 }
 
-static int adopt_name(void *argument, const char *name)
-{
-    struct shadow *s = argument;
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", s->root, name);
-    int fd = open(path, O_RDWR);
-    struct stat now;
-    if (fd < 0)
-        return 0;
-    if (fstat(fd, &now) == 0 && S_ISREG(now.st_mode))
-        make_durable(file_add(s, now.st_ino, fd), 0, UINT64_MAX);
-    close(fd);
-    return 0;
-}
-
 void shadow_adopt(struct shadow *s)
 {
     if (s->crash_at == 0)
@@ -447,9 +478,8 @@ void shadow_adopt(struct shadow *s)
     int fd = open(s->root, O_RDONLY | O_DIRECTORY);
     if (fd < 0)
         die("open root");
-    (void)real->list(real, fd, adopt_name, s);
+    adopt(s, fd);
     close(fd);
-    names_durable(s);
 }
 
 /* ---- crash states */
@@ -520,55 +550,68 @@ static void write_file(struct shadow *s, const char *root, const char *name, uin
     close(fd);
 }
 
-struct live_names {
-    struct shadow_name names[SHADOW_NAMES];
-    uint32_t count;
-    const char *root;
-};
-
-static int live_name(void *argument, const char *name)
+static const struct shadow_name *find(const struct shadow_directory *directory, const char *name)
 {
-    struct live_names *live = argument;
-    struct stat now;
-    char path[512];
-    snprintf(path, sizeof path, "%s/%s", live->root, name);
-    if (stat(path, &now) != 0 || !S_ISREG(now.st_mode) || live->count == SHADOW_NAMES)
-        return 0;
-    snprintf(live->names[live->count].name, 64, "%s", name);
-    live->names[live->count++].inode = now.st_ino;
-    return 0;
+    for (uint32_t i = 0; i < directory->count; i++)
+        if (strcmp(directory->names[i].name, name) == 0)
+            return &directory->names[i];
+    return NULL;
 }
 
-static uint64_t find(const struct shadow_name *names, uint32_t count, const char *name)
+static void write_directory(struct shadow *s, const char *from, uint64_t inode, const char *root,
+                            unsigned percent, unsigned unit);
+
+static void write_entry(struct shadow *s, const char *from, const struct shadow_name *entry,
+                        const char *root, unsigned percent, unsigned unit)
 {
-    for (uint32_t i = 0; i < count; i++)
-        if (strcmp(names[i].name, name) == 0)
-            return names[i].inode;
-    return 0;
+    char live[512], path[512];
+    if (!entry->directory) {
+        write_file(s, root, entry->name, entry->inode, percent, unit);
+        return;
+    }
+    snprintf(live, sizeof live, "%s/%s", from, entry->name);
+    snprintf(path, sizeof path, "%s/%s", root, entry->name);
+    if (mkdir(path, 0700) != 0)
+        die(path);
+    write_directory(s, live, entry->inode, path, percent, unit);
+}
+
+/* from: where it lies in the dead world, unless it was removed. */
+static void write_directory(struct shadow *s, const char *from, uint64_t inode, const char *root,
+                            unsigned percent, unsigned unit)
+{
+    struct shadow_directory *live = calloc(1, sizeof *live);
+    const struct shadow_directory *durable = directory_of(s, inode);
+    int fd = open(from, O_RDONLY | O_DIRECTORY);
+    if (live == NULL)
+        die("crash");
+    if (fd >= 0) {
+        list_names(fd, live);
+        close(fd);
+        if (live->inode != inode)
+            live->count = 0;
+    }
+    for (uint32_t i = 0; durable != NULL && i < durable->count; i++) {
+        const struct shadow_name *entry = &durable->names[i], *now = find(live, entry->name);
+        const bool same = now != NULL && now->inode == entry->inode;
+        if (!same && from_live(s, percent))
+            entry = now;
+        if (entry != NULL)
+            write_entry(s, from, entry, root, percent, unit);
+    }
+    for (uint32_t i = 0; i < live->count; i++)
+        if ((durable == NULL || find(durable, live->names[i].name) == NULL) &&
+            from_live(s, percent))
+            write_entry(s, from, &live->names[i], root, percent, unit);
+    free(live);
 }
 
 void shadow_crash(struct shadow *s, const char *root, unsigned percent, unsigned unit)
 {
-    struct live_names *live = calloc(1, sizeof *live);
-    int fd = open(s->root, O_RDONLY | O_DIRECTORY);
-    if (live == NULL || fd < 0)
+    struct stat now;
+    if (stat(s->root, &now) != 0)
         die("crash");
-    live->root = s->root;
-    if (real->list(real, fd, live_name, live) != 0)
-        die("list");
-    close(fd);
-    for (uint32_t i = 0; i < s->durable_count; i++) {
-        const struct shadow_name *entry = &s->durable_names[i];
-        uint64_t now = find(live->names, live->count, entry->name);
-        uint64_t inode = now != entry->inode && from_live(s, percent) ? now : entry->inode;
-        if (inode != 0)
-            write_file(s, root, entry->name, inode, percent, unit);
-    }
-    for (uint32_t i = 0; i < live->count; i++)
-        if (find(s->durable_names, s->durable_count, live->names[i].name) == 0 &&
-            from_live(s, percent))
-            write_file(s, root, live->names[i].name, live->names[i].inode, percent, unit);
-    free(live);
+    write_directory(s, s->root, now.st_ino, root, percent, unit);
 }
 
 void shadow_end(struct shadow *s)

@@ -1,20 +1,23 @@
 /* shadow.h - an I/O table that knows what is durable.
  *
- * Files live in a directory of tmpfs. Beside them the shadow keeps, for each inode, the bytes that
- * a sync has covered, and the directory entries that a directory sync has covered. Nothing else
- * makes anything durable. A crash is: the shadow, plus each differing page (or 512-byte sector) and
- * each differing name taken from the live state by chance. Lock bytes are simulated, so that a
- * whole world of handles can die inside one process. */
+ * Files live in a directory of tmpfs, and in directories inside it. Beside them the shadow keeps,
+ * for each inode, the bytes that a sync has covered, and for each directory the entries that a sync
+ * of that directory has covered: what lies in one whose own name is not durable is gone with it.
+ * Nothing else makes anything durable. A crash is: the shadow, plus each differing page (or
+ * 512-byte sector) and each differing name taken from the live state by chance. Lock bytes are
+ * simulated, so that a whole world of handles can die inside one process. */
 #ifndef SHADOW_H
 #define SHADOW_H
 
 #include <setjmp.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "io.h"
 
 #define SHADOW_FILES 1024
-#define SHADOW_NAMES 512
+#define SHADOW_NAMES 128 /* in a directory */
+#define SHADOW_DIRECTORIES 8
 #define SHADOW_LOCKS 256
 #define SHADOW_MAPS 256
 #define SHADOW_FDS 256
@@ -29,8 +32,15 @@ struct shadow_file {
 };
 
 struct shadow_name {
-    char name[64];
+    char name[80];
     uint64_t inode; /* 0 = none */
+    bool directory;
+};
+
+struct shadow_directory { /* names of files and directories */
+    uint64_t inode;
+    uint32_t count;
+    struct shadow_name names[SHADOW_NAMES];
 };
 
 struct shadow_lock {
@@ -49,8 +59,8 @@ struct shadow {
     char boot_id[40];
     struct shadow_file files[SHADOW_FILES];
     uint32_t file_count;
-    struct shadow_name durable_names[SHADOW_NAMES]; /* of the queue's directory */
-    uint32_t durable_count;
+    struct shadow_directory directories[SHADOW_DIRECTORIES]; /* what is durable of them */
+    uint32_t directory_count;
     struct shadow_lock locks[SHADOW_LOCKS];
     struct {
         void *address;

@@ -84,6 +84,8 @@ def _count(pattern: str, text: str) -> int:
 def test_power_cuts_take_nothing_that_was_promised(built: Path, tmp_path: Path) -> None:
     out = _finish(_start(built / "power", 1, POWER_SEEDS, 20, scratch=tmp_path))
     assert _count(r"(\d+) crash states", out) >= POWER_STATES
+    assert _count(r"(\d+) dead letters", out) > 0
+    assert _count(r"(\d+) of them beside their items", out) > 0
 
 
 def test_a_death_at_any_instruction_stops_nobody(built: Path, tmp_path: Path) -> None:
