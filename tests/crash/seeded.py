@@ -293,6 +293,34 @@ BUGS = (
         "if (0)",
         POWER,
     ),
+    Bug(
+        "an item is acked before its dead letter is durable",
+        "letter.c",
+        "    return mpq_flush(to, &unbounded, error);",
+        "    return MPQ_OK;",
+        POWER,
+    ),
+    Bug(
+        "the name of dead/ is not synced",
+        "open.c",
+        "    if (io->sync(io, parent) != 0)",
+        "    if (0)",
+        POWER,
+    ),
+    Bug(
+        "a hand-out is not counted",
+        "attempts.c",
+        "    if (attempts < 0xFFFF)\n        attempts++;",
+        "",
+        copies("attempts"),
+    ),
+    Bug(
+        "who let a lease run out can ack what somebody else has",
+        "reserve.c",
+        "entry->token = ++consumer->next_token;",
+        "entry->token = 1;",
+        copies("lease"),
+    ),
 )
 
 
@@ -312,6 +340,7 @@ class Rig:
                 [str(build / command[0]), *command[1:]],
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=TIMEOUT_S,
                 env={**os.environ, "MPQ_CRASH_DIR": scratch},
             )

@@ -374,7 +374,7 @@ void op_dead_letter(void *argument)
 void op_attempts(void *argument)
 {
     struct run *run = argument;
-    struct mpq_error error;
+    struct mpq_error error = {.message = "not what was expected"};
     struct mpq_item item;
     for (uint32_t i = 0; i < 3 && i < run->taken; i += 2) {
         const struct mpq_item *one = &run->items[i];
@@ -395,7 +395,7 @@ void op_attempts(void *argument)
 void op_lease(void *argument)
 {
     struct run *run = argument;
-    struct mpq_error error;
+    struct mpq_error error = {.message = "not what was expected"};
     struct mpq_item item;
     mpq_status status;
     if (run->taken == 0)
