@@ -4,7 +4,8 @@
  * usage: rot SEED STRIDE [all | PART]     every bit of what is used, every STRIDE-th of the rest;
  *                                         all: goes on after a violation; PART: a file or "harm"
  *        rot replay SEED HOW FILE OFFSET BIT   HOW: the sum of 1 under another boot id, 2 repaired
- *                                              first, 4 what was handed out twice moves to dead/
+ *                                              first, 4 what was handed out twice moves to dead/,
+ *                                              8 the store that has keys
  *        rot replay SEED HOW harm NUMBER
  *
  * The store has several segments: small items, a batch, a gap, a padded end, a segment of its own
@@ -21,6 +22,9 @@
  *   - the second opening finds nothing more; nothing stays open or allocated;
  *   - where it was repaired first, the repair's report counts all of it, and a dry run before it
  *     the same, changing nothing; later readers are told of none.
+ *
+ * In a second store all items have keys. Bits of the file of keys, and of what control knows of
+ * them, are flipped: one key is forgotten at most, and counted; put again, all others are refused.
  *
  * Harm: files truncated at every sector, sectors and pages zeroed, segments swapped, copied over
  * each other, missing, of another queue; garbage appended. Then opening may be refused with a
@@ -86,9 +90,7 @@ static void probe(struct store *store)
         look(store);
         return;
     }
-    /* What was open stays so for ever: a new store. */
-    memset(store, 0, sizeof *store);
-    make(store);
+    make(store); /* what was open stays so for ever */
 }
 
 /* ---- files */
@@ -106,9 +108,11 @@ static const char *const file_names[] = {"meta",
                                          "dead/meta",
                                          "dead/cursor",
                                          "dead/control",
-                                         "dead/segment-000000000001"};
+                                         "dead/segment-000000000001",
+                                         "keys"};
 #define NAMES ((int)(sizeof file_names / sizeof *file_names))
 #define LETTERS_FILES 8 /* the first of theirs */
+#define KEYS (NAMES - 1) /* of the store that has them */
 
 static enum side side_of(const char *file)
 {
@@ -207,6 +211,23 @@ static uint32_t side_regions(struct store *store, enum side side, struct region 
     return n;
 }
 
+static uint32_t key_regions(struct store *store, struct region *regions, unsigned stride)
+{
+    const struct memory_file *keys = memory_find(&store->world, "keys");
+    const struct memory_file *control = memory_find(&store->world, "control");
+    const struct mpq_options options = {.key_window = KEY_WINDOW};
+    const unsigned dense = DENSE(stride) * (stride > 1 ? LETTERS_APART : 1);
+    const uint64_t end = used_end(keys), ring = control->base_bytes - mpq_keys_bytes(&options);
+    const uint64_t buckets = ring + sizeof(struct mpq_key_ring);
+    const uint64_t slots = buckets + mpq_key_bucket_count(KEY_WINDOW) * 8;
+    const uint64_t used = slots + (store->count + 1) * sizeof(struct mpq_key_slot);
+    uint32_t n = add(regions, 0, "keys", 0, end, DENSE(stride));
+    n = add(regions, n, "keys", end, keys->base_bytes, stride * 64);
+    n = add(regions, n, "control", ring, buckets, dense);
+    n = add(regions, n, "control", buckets, slots, stride);
+    return add(regions, n, "control", slots, used, dense);
+}
+
 static void flip(struct store *store, const char *file, uint64_t offset, unsigned bit, unsigned how)
 {
     memory_restore(&store->world);
@@ -225,8 +246,14 @@ static void flip(struct store *store, const char *file, uint64_t offset, unsigne
 static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
 {
     static struct region regions[128];
-    uint32_t count = side_regions(store, QUEUE, regions, 0, stride);
-    count = side_regions(store, LETTERS, regions, count, stride);
+    const unsigned how = store->keyed ? KEYED : 0;
+    uint32_t count;
+    if (store->keyed) {
+        count = key_regions(store, regions, stride);
+    } else {
+        count = side_regions(store, QUEUE, regions, 0, stride);
+        count = side_regions(store, LETTERS, regions, count, stride);
+    }
     uint64_t done = 0, index = 0;
     for (uint32_t r = 0; r < count; r++) {
         const struct region *region = &regions[r];
@@ -238,14 +265,15 @@ static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
                 continue;
             if (done % 1024 == 0)
                 alarm(120);
-            flip(store, region->file, at / 8, at % 8, 0);
+            flip(store, region->file, at / 8, at % 8, how);
             /* Another boot makes control anew, whatever is in it. */
             if (!is(region->file, "control") || index % 64 == 0)
-                flip(store, region->file, at / 8, at % 8, OTHER_BOOT);
+                flip(store, region->file, at / 8, at % 8, how | OTHER_BOOT);
             if (index % 16 == 0)
-                flip(store, region->file, at / 8, at % 8, REPAIRED | (index / 16 & OTHER_BOOT));
+                flip(store, region->file, at / 8, at % 8,
+                     how | REPAIRED | (index / 16 & OTHER_BOOT));
             if (index % 16 == 8)
-                flip(store, region->file, at / 8, at % 8, MOVES | (index / 16 & OTHER_BOOT));
+                flip(store, region->file, at / 8, at % 8, how | MOVES | (index / 16 & OTHER_BOOT));
             done++;
         }
     }
@@ -260,20 +288,27 @@ static uint64_t flips(struct store *store, unsigned stride, unsigned worker)
 #define PAIRS (NAMES * NAMES)
 #define HARMS (LAST_HARM + 2 * PAIRS + 3 * NAMES)
 
-/* A store of the same shape, other uuid and seed. */
-static struct store *foreign(void)
+static struct store *store_new(bool keyed)
 {
-    static struct store *other;
-    if (other == NULL) {
-        other = calloc(1, sizeof *other);
+    struct store *store = calloc(1, sizeof *store);
+    if (store == NULL)
+        exit(2);
+    store->keyed = keyed;
+    make(store);
+    return store;
+}
+
+/* A store of the same shape, other uuid and seed. */
+static struct store *foreign(bool keyed)
+{
+    static struct store *others[2];
+    if (others[keyed] == NULL) {
         const uint64_t mine = run_seed;
-        if (other == NULL)
-            exit(2);
         run_seed = mine + 1000003;
-        make(other);
+        others[keyed] = store_new(keyed);
         run_seed = mine;
     }
-    return other;
+    return others[keyed];
 }
 
 static bool harm_sector(struct memory *world, int number)
@@ -319,7 +354,7 @@ static bool harm_file(struct memory *world, int which, int kind)
     if (kind == 0) {
         memory_drop(world, file_names[which]);
     } else if (kind == 1) {
-        struct memory_file *theirs = memory_find(&foreign()->world, file_names[which]);
+        struct memory_file *theirs = memory_find(&foreign(which == KEYS)->world, file_names[which]);
         if (theirs == NULL)
             return false;
         (void)memory_put(world, file_names[which], theirs->data, theirs->bytes);
@@ -338,6 +373,12 @@ static void expect(const char *file, bool redelivers, bool unknown)
     now.hit[side] = true;
     now.redelivers[side] |= redelivers;
     now.unknown[side] |= unknown;
+}
+
+static bool is_of_keys(int number)
+{
+    return number < LAST_HARM ? number / KINDS / SECTORS == KEYS
+                              : number >= HARMS - 3 && number < HARMS;
 }
 
 static bool harm(struct store *store, int number, unsigned how)
@@ -372,17 +413,18 @@ static bool harm(struct store *store, int number, unsigned how)
 
 static uint64_t harms(struct store *store, unsigned stride, unsigned worker)
 {
+    const unsigned first = store->keyed ? KEYED : 0;
     uint64_t done = 0;
     const int end = part == NULL || strcmp(part, "harm") == 0 ? HARMS : 0;
     for (int i = 0; i < end; i++) {
-        if ((unsigned)i % WORKERS != worker ||
+        if ((unsigned)i % WORKERS != worker || is_of_keys(i) != store->keyed ||
             (i < LAST_HARM && stride > 8 && (unsigned)(i / KINDS) % (stride / 8) != 0))
             continue;
         alarm(120);
-        const bool same = harm(store, i, 0);
+        const bool same = harm(store, i, first);
         done += same;
         for (unsigned how = 1; same && how < HOWS; how++)
-            (void)harm(store, i, how);
+            (void)harm(store, i, first | how);
     }
     return done;
 }
@@ -391,12 +433,11 @@ static uint64_t harms(struct store *store, unsigned stride, unsigned worker)
 
 static int replay(int argc, char **argv)
 {
-    struct store *store = calloc(1, sizeof *store);
-    if (store == NULL || argc < 6)
+    if (argc < 6)
         return 2;
     run_seed = strtoull(argv[2], NULL, 10);
-    make(store);
     const unsigned how = (unsigned)atoi(argv[3]);
+    struct store *store = store_new((how & KEYED) != 0);
     if (strcmp(argv[4], "harm") == 0)
         return harm(store, atoi(argv[5]), how) ? 0 : 2;
     if (argc < 7)
@@ -409,14 +450,13 @@ static unsigned stride;
 
 static int work(unsigned worker, struct figures *figures)
 {
-    struct store *store = calloc(1, sizeof *store);
-    if (store == NULL)
-        return 2;
-    make(store);
-    figures->sum[0] = flips(store, stride, worker);
-    figures->sum[1] = harms(store, stride, worker);
-    memory_end(&store->world);
-    free(store);
+    for (int keyed = 0; keyed < 2; keyed++) {
+        struct store *store = store_new(keyed != 0);
+        figures->sum[0] += flips(store, stride, worker);
+        figures->sum[1] += harms(store, stride, worker);
+        memory_end(&store->world);
+        free(store);
+    }
     return violations == 0 ? 0 : 1;
 }
 

@@ -18,6 +18,7 @@ struct expected {
 
 struct store {
     struct memory world;
+    bool keyed; /* all items have keys, and all are remembered */
     uint32_t lengths[ITEMS];
     uint32_t count;
     struct contents {
@@ -31,13 +32,15 @@ struct store {
 #define REPAIRED 2u /* before it is opened */
 #define HOWS 4u /* of harm */
 #define MOVES 4u /* max_attempts: what was handed out twice becomes a dead letter */
+#define KEYED 8u /* the store that has keys */
+#define KEY_WINDOW ITEMS
 
 struct where { /* what was done to the store */
     const char *file;
     uint64_t offset;
     unsigned bit;
     int harm; /* -1 = a flipped bit */
-    unsigned how; /* OTHER_BOOT, REPAIRED, MOVES */
+    unsigned how; /* OTHER_BOOT, REPAIRED, MOVES, KEYED */
     bool hit[SIDES];
     bool redelivers[SIDES]; /* acked items may come back */
     bool unknown[SIDES]; /* what was acked is gone as well: losses cannot be counted exactly */
@@ -53,11 +56,18 @@ void failed(const char *what, uint64_t a, uint64_t b);
 /* rot_store.c */
 bool is_right(uint32_t item, const uint8_t *body, uint32_t length);
 uint64_t hash_of_ext(const struct mpq_item *item);
-struct mpq_queue *attach(struct memory *world, enum side side, mpq_status *status,
+struct mpq_queue *attach(struct store *store, enum side side, mpq_status *status,
                          struct mpq_error *error);
 mpq_status put_all(struct mpq_queue *queue, const struct mpq_item_in *in, uint32_t count,
                    uint64_t *seq, struct mpq_error *error);
+/* The items get these keys. *seq: of the first, or what it was accepted as before. */
+mpq_status put_keyed(struct mpq_queue *queue, struct mpq_item_in *in, uint32_t count,
+                     uint32_t first_key, uint64_t *seq, struct mpq_error *error);
+/* Anew, from store->keyed and the seed. */
 void make(struct store *store);
+
+/* rot_keys.c: puts everything again. What was forgotten is accepted, once; nothing else is. */
+void put_again(struct store *store, struct mpq_queue *queue, struct mpq_consumer *consumer);
 
 /* rot_look.c: opens the store that was damaged as `now` says, and judges what comes out. */
 void look(struct store *store);

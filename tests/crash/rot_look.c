@@ -137,7 +137,7 @@ static void second(struct store *store, enum side side, const struct mpq_stats *
     struct mpq_item item;
     struct mpq_stats stats;
     mpq_status status;
-    struct mpq_queue *queue = attach(&store->world, side, &status, &error);
+    struct mpq_queue *queue = attach(store, side, &status, &error);
     if (queue == NULL || mpq_consumer_open(queue, &hasty, &consumer, &error) != MPQ_OK)
         failed(error.message, status, 1);
     status = mpq_reserve_try(consumer, &item, &error);
@@ -202,7 +202,7 @@ static void look_at(struct store *store, enum side side, struct seen *seen)
     struct mpq_event_info info;
     mpq_status status;
     const uint64_t was = now.harm >= 0 ? digest(world) : 0;
-    struct mpq_queue *queue = attach(world, side, &status, &error);
+    struct mpq_queue *queue = attach(store, side, &status, &error);
     if (queue == NULL) {
         if (now.harm < 0 || !now.hit[side] || !refusal(status))
             failed(error.message, status, 0);
@@ -221,6 +221,8 @@ static void look_at(struct store *store, enum side side, struct seen *seen)
     mpq_stats_get(queue, &seen->stats);
     if ((mpq_events_take(queue, &info) & MPQ_EVENT_LOSS) != 0)
         seen->told += info.lost_items;
+    if (side == QUEUE && store->keyed)
+        put_again(store, queue, consumer);
     one_more(store, side, queue, consumer);
     leave(store, queue, consumer);
     second(store, side, &seen->stats);

@@ -32,12 +32,12 @@ uint64_t hash_of_ext(const struct mpq_item *item)
 }
 
 /* The dead letters are there, or the move makes them. */
-struct mpq_queue *attach(struct memory *world, enum side side, mpq_status *status,
+struct mpq_queue *attach(struct store *store, enum side side, mpq_status *status,
                          struct mpq_error *error)
 {
     struct mpq_open_args args = {.path = side == QUEUE ? MEMORY_ROOT : MEMORY_ROOT "/dead",
                                  .create = side == QUEUE,
-                                 .io = &world->io};
+                                 .io = &store->world.io};
     struct mpq_queue *queue = NULL;
     mpq_options_default(&args.options);
     args.options.segment_size = 65536;
@@ -45,6 +45,7 @@ struct mpq_queue *attach(struct memory *world, enum side side, mpq_status *statu
     args.options.keep_segments = 0;
     args.options.ack_window = 64;
     args.options.max_members = 2;
+    args.options.key_window = store->keyed ? KEY_WINDOW : 0;
     *status = mpq_open(&args, &hasty, &queue, error);
     if (*status == MPQ_OK)
         mpq_open_gate(queue, "/gate");
@@ -67,6 +68,28 @@ mpq_status put_all(struct mpq_queue *queue, const struct mpq_item_in *in, uint32
     return status == MPQ_FLUSH ? mpq_put_flush(queue, ticket, &hasty, error) : status;
 }
 
+mpq_status put_keyed(struct mpq_queue *queue, struct mpq_item_in *in, uint32_t count,
+                     uint32_t first_key, uint64_t *seq, struct mpq_error *error)
+{
+    static uint8_t exts[4][8]; /* the caller may look at them */
+    struct mpq_keyed keyed;
+    uint64_t ticket = 0;
+    for (uint32_t i = 0; i < count; i++, first_key++) {
+        const uint16_t head[2] = {MPQ_EXT_KEY, sizeof first_key};
+        memcpy(exts[i], head, sizeof head);
+        memcpy(exts[i] + sizeof head, &first_key, sizeof first_key);
+        in[i].ext = exts[i];
+        in[i].ext_length = 8;
+    }
+    mpq_status status = mpq_keyed_begin(queue, &keyed, in, count, error);
+    if (status != MPQ_OK)
+        return status;
+    status = mpq_put_keyed(queue, &keyed, &hasty, &ticket, error);
+    *seq = keyed.keys[0].seq;
+    mpq_keyed_end(queue, &keyed);
+    return status == MPQ_FLUSH ? mpq_put_flush(queue, ticket, &hasty, error) : status;
+}
+
 static void put(struct store *store, struct mpq_queue *queue, uint32_t count, uint32_t length)
 {
     static uint8_t bodies[4][60000];
@@ -77,13 +100,15 @@ static void put(struct store *store, struct mpq_queue *queue, uint32_t count, ui
         fill(store->count + i, bodies[i], length);
         in[i] = (struct mpq_item_in){.body = bodies[i], .length = length};
     }
-    must(put_all(queue, in, count, &seq, &error), &error);
+    must(store->keyed ? put_keyed(queue, in, count, store->count, &seq, &error)
+                      : put_all(queue, in, count, &seq, &error),
+         &error);
     struct contents *contents = &store->sides[QUEUE];
     const uint64_t generation = MPQ_POSITION_GEN(mpq_tail_read(queue->control).position);
     for (uint32_t i = 0; i < count; i++) {
         store->lengths[store->count] = length;
-        contents->items[store->count++] =
-            (struct expected){seq + i, generation, mpq_xxh64("", 0, 0), false};
+        contents->items[store->count++] = (struct expected){
+            seq + i, generation, mpq_xxh64(in[i].ext, in[i].ext_length, 0), false};
     }
     contents->last_seq = seq + count - 1;
 }
@@ -133,7 +158,7 @@ static struct mpq_queue *note_letters(struct store *store, struct mpq_consumer *
     struct mpq_error error;
     struct mpq_item item;
     mpq_status status;
-    struct mpq_queue *queue = attach(&store->world, LETTERS, &status, &error);
+    struct mpq_queue *queue = attach(store, LETTERS, &status, &error);
     must(status, &error);
     must(mpq_consumer_open(queue, &hasty, consumer, &error), &error);
     put_gap(store, LETTERS, queue);
@@ -169,8 +194,10 @@ void make(struct store *store)
     struct mpq_error error;
     struct mpq_consumer *consumer, *reader;
     mpq_status status;
+    store->count = 0;
+    memset(store->sides, 0, sizeof store->sides);
     memory_start(world, run_seed);
-    struct mpq_queue *queue = attach(world, QUEUE, &status, &error);
+    struct mpq_queue *queue = attach(store, QUEUE, &status, &error);
     must(status, &error);
     for (uint32_t i = 0; i < 11; i++)
         put(store, queue, 1, 4000 + i);
@@ -200,7 +227,7 @@ void make(struct store *store)
     let_go(queue, consumer);
     memory_restore(world);
     for (int side = 0; side < SIDES; side++) {
-        queue = attach(world, (enum side)side, &status, &error);
+        queue = attach(store, (enum side)side, &status, &error);
         must(status, &error);
         mpq_stats_get(queue, &store->sides[side].before);
         must(mpq_close(queue, &hasty, &error), &error);
