@@ -421,10 +421,12 @@ static uint64_t harms(struct store *store, unsigned stride, unsigned worker)
             (i < LAST_HARM && stride > 8 && (unsigned)(i / KINDS) % (stride / 8) != 0))
             continue;
         alarm(120);
-        const bool same = harm(store, i, first);
-        done += same;
-        for (unsigned how = 1; same && how < HOWS; how++)
-            (void)harm(store, i, first | how);
+        for (unsigned how = 0; how < HOWS && harm(store, i, first | how); how++) {
+            done += how == 0;
+            /* What letters meet that come into them. */
+            if (how <= OTHER_BOOT && now.hit[LETTERS] && !now.hit[QUEUE] && !now.refused)
+                (void)harm(store, i, how | MOVES);
+        }
     }
     return done;
 }

@@ -42,6 +42,7 @@ struct where { /* what was done to the store */
     int harm; /* -1 = a flipped bit */
     unsigned how; /* OTHER_BOOT, REPAIRED, MOVES, KEYED */
     bool hit[SIDES];
+    bool refused; /* one of them was not opened */
     bool redelivers[SIDES]; /* acked items may come back */
     bool unknown[SIDES]; /* what was acked is gone as well: losses cannot be counted exactly */
 };

@@ -204,6 +204,7 @@ static void look_at(struct store *store, enum side side, struct seen *seen)
     const uint64_t was = now.harm >= 0 ? digest(world) : 0;
     struct mpq_queue *queue = attach(store, side, &status, &error);
     if (queue == NULL) {
+        now.refused = true;
         if (now.harm < 0 || !now.hit[side] || !refusal(status))
             failed(error.message, status, 0);
         if (digest(world) != was)
