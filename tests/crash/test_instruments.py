@@ -27,7 +27,7 @@ POWER_SEEDS, POWER_STATES = (2_100, 50_000) if PROOF else (60, 1_000)  # 20 stat
 APART, DEATHS = (7, 150_000) if PROOF else (700, 1_500)  # instructions
 KILLS_A_PATH, KILLS = (60, 1_200) if PROOF else (4, 60)
 NTH, FAILURES = ((), 3_000) if PROOF else (("msync",), 20)
-ROT_APART, FLIPS, HARMS = (22, 160_000, 450) if PROOF else (8_000, 10_000, 50)  # bits
+ROT_APART, FLIPS, HARMS = (36, 160_000, 450) if PROOF else (8_000, 10_000, 50)  # bits
 
 pytestmark = [pytest.mark.slow, pytest.mark.crash, pytest.mark.timeout(1800)]
 
