@@ -322,22 +322,33 @@ void mpq_keys_add(struct mpq_queue *queue, const struct mpq_claim *claim)
     mpq_count_duplicates(queue, keyed);
 }
 
-/* Slots are in the order of their seqs. Whoever stores a slot anew meanwhile has brought it beyond
- * the window, and gives it another position. */
+/* Number of the first key in the window whose seq is not below; slots are in the order of seqs. */
+static uint64_t number_of(struct mpq_queue *queue, uint64_t seq)
+{
+    const uint64_t window = queue->created.key_window;
+    uint64_t count = atomic_load(&queue->keys->count), before, low;
+    do {
+        uint64_t high = count + 1;
+        before = count;
+        low = count > window ? count - window + 1 : 1;
+        while (low < high) {
+            const uint64_t middle = low + (high - low) / 2;
+            /* SYNC slots: acquire each, so that `count` is read after them */
+            if (atomic_load_explicit(&mpq_key_at(queue, middle)->seq, memory_order_acquire) < seq)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        count = atomic_load(&queue->keys->count);
+    } while (count - before >= MPQ_BATCH_MAX); /* some were stored anew: out of order */
+    return low;
+}
+
+/* Whoever stores the slot anew meanwhile has brought it beyond the window, and gives it another
+ * position. */
 void mpq_keys_void(struct mpq_queue *queue, uint64_t seq)
 {
-    const uint64_t count = atomic_load(&queue->keys->count), window = queue->created.key_window;
-    uint64_t low = count > window ? count - window + 1 : 1, high = count + 1;
-    while (low < high) {
-        const uint64_t middle = low + (high - low) / 2;
-        if (mpq_load(mpq_key_at(queue, middle)->seq) < seq)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (low > count)
-        return;
-    struct mpq_key_slot *at = mpq_key_at(queue, low);
+    struct mpq_key_slot *at = mpq_key_at(queue, number_of(queue, seq));
     uint64_t position = atomic_load(&at->position);
     if (mpq_load(at->seq) == seq)
         (void)atomic_compare_exchange_strong(&at->position, &position, MPQ_KEY_VOID);

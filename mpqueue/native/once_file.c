@@ -62,7 +62,9 @@ static int write_slots(struct mpq_queue *queue, int fd, uint64_t first, uint64_t
 static uint64_t end_below(const struct mpq_queue *queue, uint64_t first, uint64_t floor)
 {
     const uint64_t count = atomic_load(&queue->keys->count);
-    while (first <= count && mpq_load(mpq_key_at(queue, first)->seq) < floor)
+    /* SYNC slots: acquire each, so that `count` is read after them */
+    while (first <= count &&
+           atomic_load_explicit(&mpq_key_at(queue, first)->seq, memory_order_acquire) < floor)
         first++;
     return first;
 }
@@ -110,12 +112,12 @@ mpq_status mpq_keys_save(struct mpq_queue *queue, struct mpq_error *error)
     const uint64_t saved = mpq_load(keys->saved), floor = mpq_consumer_read(queue->control).floor;
     /* Also some that left the window unsaved: what the file has in their slots is older still. */
     const uint64_t back = queue->created.key_window + MPQ_BATCH_MAX / 2;
-    uint64_t first, end;
+    uint64_t count, first, end;
     do {
-        const uint64_t count = atomic_load(&keys->count);
+        count = atomic_load(&keys->count);
         first = mpq_max64(saved, count > back ? count - back : 0) + 1;
         end = end_below(queue, first, floor);
-    } while (atomic_load(&keys->count) >= first + back + MPQ_BATCH_MAX / 4); /* stored anew? */
+    } while (atomic_load(&keys->count) - count >= MPQ_BATCH_MAX / 2); /* some stored anew */
     if (end <= first)
         return MPQ_OK;
     const int fd = io->open(io, queue->dirfd, "keys", O_RDWR, 0);
