@@ -29,7 +29,7 @@ Errors of the operating system that belong to none of these (EACCES, EMFILE, EIO
 `OSError`. All of them pickle with their attributes, so they cross process pools. An exception of
 `put_many(atomic=False)` has `accepted`: how many items went in before it. What a signal handler
 raises out of a put (KeyboardInterrupt) gets that attribute when it is above 0: those items are in
-the queue, only the wait for the disk was interrupted.
+the queue, only the wait for the disk was interrupted. So does FlushFailed of a put.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MpqueueError(Exception):
     """Base of all exceptions of mpqueue."""
 
     accepted: int = 0
-    """Items that a non-atomic put_many() had put before it failed."""
+    """Items of this put that went in all the same."""
 
 
 class _SystemError(MpqueueError, OSError):

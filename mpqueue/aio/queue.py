@@ -265,9 +265,11 @@ class AsyncQueue(Generic[T]):
     async def close(self) -> None:
         """Close the consumer, then the handle, as `Queue.close` does. Idempotent.
 
-        Waiting tasks get Closed. Raises FlushFailed or Poisoned when the last flush failed; it is
-        closed all the same. So it is when this is cancelled: the job goes on, and calling close()
-        again waits for it. Silent in a forked child, where it touches nothing.
+        Tasks that wait get Closed, but for puts that wait for the disk: they return, as the handle
+        is closed when all that was put through it is there. Raises FlushFailed or Poisoned when the
+        last flush failed; it is closed all the same. So it is when this is cancelled: the job goes
+        on, and calling close() again waits for it. Silent in a forked child, where it touches
+        nothing.
         """
         if self._threads.foreign():
             return

@@ -43,11 +43,12 @@ uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after)
         if (!interval_due(queue, items_after))
             return 0;
         break;
-    case MPQ_DURABILITY_SYNC: return MPQ_TICKET_OWN;
     default: break;
     }
     /* Read after the publication (sequentially consistent on both sides). */
-    return atomic_load(&control->flush_started) + 1;
+    queue->owed_flush = atomic_load(&control->flush_started) + 1;
+    return mpq_load(control->durability) == MPQ_DURABILITY_SYNC ? MPQ_TICKET_OWN
+                                                                : queue->owed_flush;
 }
 
 /* ---- the snapshot */
@@ -433,10 +434,62 @@ static mpq_status outcome_unknown(mpq_status status, struct mpq_error *error)
     return MPQ_FLUSH_FAILED;
 }
 
+/* ---- a close meanwhile */
+
+mpq_status mpq_flush_leave(struct mpq_queue *queue, struct mpq_error *error)
+{
+    struct mpq_control *control = queue->control;
+    const bool owed = queue->owed_flush > atomic_load(&control->flush_done);
+    mpq_status status = MPQ_OK;
+    int failed = (int)mpq_load(control->poison_errno);
+    if (failed == 0 && (owed || (queue->published && !mpq_visible_is_durable(queue)))) {
+        status = mpq_load(queue->vanished) != 0 ? mpq_vanished(queue, error)
+                                                : mpq_flush_once(queue, error);
+        if (status != MPQ_OK)
+            failed = (int)mpq_load(control->poison_errno);
+        if (status != MPQ_OK && failed == 0)
+            failed = EIO;
+    }
+    atomic_store(&queue->parted, 1 + (uint32_t)failed);
+    atomic_thread_fence(
+        memory_order_release); /* SYNC parted: before mpq_leave makes it a child's */
+    return status;
+}
+
+/* The handle was closed between a put and its flush. What it put is below the tail of the last
+ * flush, which the close makes when nobody else is inside: that one serves. */
+static mpq_status flush_of_close(struct mpq_queue *queue, const struct mpq_call *call,
+                                 struct mpq_error *error)
+{
+    mpq_io *io = queue->io;
+    uint32_t parted;
+    for (;;) { /* control may be gone: mpq_pause is not for here */
+        const bool forked = mpq_forked(queue);
+        atomic_thread_fence(memory_order_acquire); /* SYNC parted: in mpq_flush_leave */
+        parted = atomic_load(&queue->parted);
+        if (parted != 0 || forked || io->monotonic_ns(io) >= call->deadline_ns)
+            break; /* forked: that close is the parent's */
+        io->pause(io, MPQ_MS);
+        if (call->check != NULL && call->check(call->arg) != 0)
+            return MPQ_INTERRUPTED;
+    }
+    if (parted == 1)
+        return MPQ_OK;
+    mpq_fail(error, MPQ_FLUSH_FAILED,
+             "%s: this handle was closed before the flush of what was put last%s; that is in the "
+             "queue, but it is not known to be on the disk: open the queue and flush()",
+             queue->path, parted != 0 ? ", and its last flush failed" : "");
+    if (error != NULL)
+        error->os_errno = parted != 0 ? (int)parted - 1 : EIO;
+    return MPQ_FLUSH_FAILED;
+}
+
 mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket, const struct mpq_call *call,
                          struct mpq_error *error)
 {
     mpq_status status = mpq_enter(queue, call, error);
+    if (status == MPQ_CLOSED)
+        return ticket == 0 ? MPQ_OK : flush_of_close(queue, call, error);
     if (status != MPQ_OK)
         return status;
     if (ticket == MPQ_TICKET_OWN)

@@ -163,11 +163,13 @@ struct mpq_queue {
     _Atomic uint32_t leaving; /* a close has begun: no consumer registers any more (mutex) */
     _Atomic uint32_t left; /* ... and has ended */
     _Atomic uint32_t closing;
+    _Atomic uint32_t parted; /* 1 + errno of the last flush of a close; 0 = not yet */
     _Atomic uint32_t removed; /* files that puts go to were deleted: none is claimed any more */
     _Atomic uint32_t vanished; /* control was truncated: some of what is mapped is a stand-in */
     _Atomic uint32_t inflight; /* blocking calls inside */
     _Atomic uint32_t meetings; /* how often the header lock was met taken since it last yielded */
-    bool published; /* something was published by this handle */
+    bool published; /* something was published by this handle, and not flushed for its close */
+    uint64_t owed_flush; /* the ticket of what it put last (mutex) */
     uint64_t stamp_ns, stamp_ticks; /* the wall clock at the last look, and the counter then */
     _Atomic uint64_t prepare_after_ns; /* preparing ahead failed: not again before this */
     struct mpq_stats last_stats;
@@ -488,6 +490,8 @@ void mpq_redirty(struct mpq_segment *segment, uint64_t from, uint64_t to);
 uint64_t mpq_flush_ticket(struct mpq_queue *queue, uint64_t items_after);
 /* Under interval: the consumer looks at the time for producers that went silent. */
 void mpq_flush_if_due(struct mpq_queue *queue);
+/* Closing, nobody inside: what was published since, or waits for its flush, is flushed. */
+mpq_status mpq_flush_leave(struct mpq_queue *queue, struct mpq_error *error);
 bool mpq_visible_is_durable(const struct mpq_queue *queue);
 
 /* ---- consumer.c, reserve.c, damage.c, ack.c, cursor.c, bell.c, reclaim.c */

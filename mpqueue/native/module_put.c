@@ -55,10 +55,11 @@ static int bytes_take(struct state *state, PyObject *object, struct mpq_item_in 
 mpq_status flush_wait(struct queue_object *self, uint64_t ticket, struct mpq_error *error)
 {
     struct waiter waiter;
-    waiter_begin(&waiter, self->handle, NULL, FOREVER);
-    mpq_status status = mpq_put_flush(self->handle->queue, ticket, &waiter.call, error);
-    status = waiter_end(&waiter, status);
-    return status;
+    /* A close waits for the call that a signal handler runs in, so this must not wait for it. */
+    const bool nested = waiter_inside(self->handle, NULL);
+    waiter_begin(&waiter, self->handle, NULL, nested ? 0 : FOREVER);
+    const mpq_status status = mpq_put_flush(self->handle->queue, ticket, &waiter.call, error);
+    return waiter_end(&waiter, status);
 }
 
 PyObject *accepted_raise(uint64_t accepted)
@@ -107,6 +108,8 @@ static PyObject *one_put(struct queue_object *self, const struct mpq_item_in *in
         status = flush_wait(self, ticket, &error);
         if (UNLIKELY(status == MPQ_INTERRUPTED))
             return accepted_raise(1);
+        if (UNLIKELY(status != MPQ_OK))
+            error.accepted = 1;
     }
     if (LIKELY(status == MPQ_OK))
         return PyLong_FromUnsignedLongLong(seq);
@@ -246,13 +249,16 @@ PyObject *queue_await_flush(PyObject *object, PyObject *number)
 {
     struct queue_object *self = (struct queue_object *)object;
     uint64_t ticket;
-    if (number_parse(number, "ticket", &ticket) < 0 || !handle_open(self))
+    if (number_parse(number, "ticket", &ticket) < 0 || (!self->handle && !handle_open(self)))
         return NULL;
     struct mpq_error error;
-    mpq_status status = flush_wait(self, ticket, &error);
-    if (status != MPQ_OK)
-        return error_raise(self->state, status, &error);
-    Py_RETURN_NONE;
+    mpq_status status = flush_wait(self, ticket, &error); /* closed or not: it was put before */
+    if (status == MPQ_OK)
+        Py_RETURN_NONE;
+    if (status == MPQ_INTERRUPTED)
+        return accepted_raise(1);
+    error.accepted = 1;
+    return error_raise(self->state, status, &error);
 }
 
 /* ---- many items ----------------------------------------------------------------------------- */
@@ -360,6 +366,8 @@ static PyObject *bundle_put_whole(struct queue_object *self, struct bundle *bund
         status = flush_wait(self, ticket, &error);
         if (status == MPQ_INTERRUPTED)
             return accepted_raise(bundle->count);
+        if (status != MPQ_OK)
+            error.accepted = bundle->count;
     }
     if (status != MPQ_OK)
         return error_raise(self->state, status, &error);

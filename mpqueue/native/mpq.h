@@ -278,7 +278,10 @@ uint32_t mpq_batch_fit(struct mpq_queue *queue, const struct mpq_item_in *items,
 
 /* Waits until a flush with a number >= ticket is done, leading one when nobody does. The deadline
  * of the call is ignored (a flush is bounded by the device); check() is obeyed: MPQ_INTERRUPTED
- * then means published, durability unknown. MPQ_FLUSH_FAILED or MPQ_POISONED: outcome unknown. */
+ * then means published, durability unknown. MPQ_FLUSH_FAILED or MPQ_POISONED: outcome unknown.
+ * Where another thread closes the handle meanwhile, the last flush of that close serves; this call
+ * waits for it until the deadline: one made inside a call on the same handle, by a signal handler,
+ * must not wait, or the close waits for it. */
 MPQ_CHECKED mpq_status mpq_put_flush(struct mpq_queue *queue, uint64_t ticket,
                                      const struct mpq_call *call, struct mpq_error *error);
 /* Everything published before the call is durable when it returns, whatever the policy; acks of

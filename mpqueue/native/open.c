@@ -481,12 +481,18 @@ static mpq_status last_flush(struct mpq_queue *queue, const struct mpq_call *cal
     if (!queue->published || mpq_load(queue->control->poison_errno) != 0 ||
         mpq_load(queue->control->durability) >= MPQ_DURABILITY_GROUP)
         return MPQ_OK;
-    const bool was_told = mpq_load(queue->removed) != 0;
     struct mpq_error local;
+    mpq_mutex_lock(&queue->mutex);
+    queue->published = false;
+    mpq_mutex_unlock(&queue->mutex);
     mpq_status status = mpq_flush(queue, call, error != NULL ? error : &local);
-    if (status == MPQ_REMOVED && (was_told || mpq_depth(queue) == 0))
-        return MPQ_OK; /* by the call before; or nothing was owed any more */
     return status == MPQ_INTERRUPTED ? MPQ_OK : status;
+}
+
+/* Was told by the call before; or nothing was owed any more. */
+static mpq_status worth_telling(struct mpq_queue *queue, mpq_status status, bool was_told)
+{
+    return status == MPQ_REMOVED && (was_told || mpq_depth(queue) == 0) ? MPQ_OK : status;
 }
 
 /* What keeps the directory and its filesystem in use. */
@@ -509,6 +515,7 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
         return MPQ_OK;
     mpq_status status = MPQ_OK;
     const bool joined = !mpq_forked(queue);
+    bool was_told = false;
     if (joined) {
         mpq_mutex_lock(&queue->mutex);
         const bool other = atomic_exchange(&queue->leaving, 1) != 0;
@@ -523,9 +530,10 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
             status = mpq_consumer_close(consumer, error);
             mpq_consumer_free(consumer);
         }
-        mpq_status flushed = last_flush(queue, call, status == MPQ_OK ? error : NULL);
+        was_told = mpq_load(queue->removed) != 0;
+        const mpq_status flushed = last_flush(queue, call, status == MPQ_OK ? error : NULL);
         if (status == MPQ_OK)
-            status = flushed;
+            status = worth_telling(queue, flushed, was_told);
         mpq_stats_get(queue, &queue->last_stats);
     } else { /* at the fork a thread of the parent may have held it, which does not exist here */
         mpq_mutex_init(&queue->mutex);
@@ -536,7 +544,13 @@ mpq_status mpq_close(struct mpq_queue *queue, const struct mpq_call *call, struc
     if (closing != 0)
         return status;
     if (joined) {
+        struct mpq_error local;
         wait_for_calls(queue);
+        /* What was put while it flushed, or has yet to call for its flush, is flushed as well. */
+        const mpq_status flushed =
+            mpq_flush_leave(queue, status == MPQ_OK && error != NULL ? error : &local);
+        if (status == MPQ_OK)
+            status = worth_telling(queue, flushed, was_told);
         mpq_leave(queue);
     }
     mpq_mutex_lock(&queue->mutex);

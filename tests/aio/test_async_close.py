@@ -173,6 +173,31 @@ def test_a_close_of_the_queue_that_was_cancelled_closes_it(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("durability", ["none", "interval", "group", "sync"])
+@pytest.mark.parametrize("body", [b"x", b"x" * 100_000])
+def test_puts_that_wait_for_the_disk_when_the_queue_is_closed_return(
+    open_queue: OpenQueue, durability: str, body: bytes
+) -> None:
+    """They once raised Closed, although their items were in the queue. Puts of what a thread copies
+    may come too late: those that raise are not in the queue."""
+
+    async def main() -> None:
+        handle = open_queue(durability=durability)
+        q = AsyncQueue(handle)
+        await q.put(b"first")
+        puts = [asyncio.create_task(q.put(b"%d" % number + body)) for number in range(7)]
+        await asyncio.sleep(0)
+        await q.close()
+        results = await asyncio.gather(*puts, return_exceptions=True)
+        returned = [result for result in results if isinstance(result, int)]
+        assert {type(result) for result in results} <= {int, mpqueue.Closed}
+        assert len(returned) == 7 or len(body) > 1
+        with open_queue().consumer() as c:
+            assert [item.seq for item in c.drain()] == [1, *returned]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("when", ["before it has the role", "while it stands by"])
 def test_a_close_while_the_consumer_is_entered(open_queue: OpenQueue, when: str) -> None:
     async def main() -> None:

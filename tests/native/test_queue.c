@@ -274,6 +274,65 @@ static void a_refused_filesystem_is_named(void)
     fixture_remove(&fixture);
 }
 
+static struct {
+    unsigned flushes;
+    bool fails;
+} disk;
+
+static int counted_msync(mpq_io *io, void *address, size_t bytes)
+{
+    (void)io;
+    disk.flushes++;
+    if (disk.fails) {
+        errno = EIO;
+        return -1;
+    }
+    return mpq_io_system.msync(&mpq_io_system, address, bytes);
+}
+
+static void a_put_whose_handle_is_closed_before_its_flush_is_flushed_by_the_close(void)
+{
+    for (uint32_t policy = MPQ_DURABILITY_GROUP; policy <= MPQ_DURABILITY_SYNC; policy++) {
+        for (unsigned fails = 0; fails < 2; fails++) {
+            struct fixture fixture;
+            fixture_make(&fixture);
+            struct mpq_open_args args = fixture_args(&fixture, policy);
+            struct mpq_io io = mpq_io_system;
+            io.msync = counted_msync;
+            args.io = &io;
+            struct mpq_queue *queue = open_queue(&args);
+            const struct mpq_call forever = FOREVER, now = {.deadline_ns = 0};
+            const struct mpq_item_in item = {.body = "owed", .length = 4};
+            struct mpq_error error;
+            uint64_t seq, ticket;
+            put_ok(queue, "flushed", 7);
+            CHECK_STATUS(mpq_put_try(queue, &item, &seq, &ticket, &error), MPQ_FLUSH, error);
+            atomic_store(&queue->closing, 1); /* the close has come so far: who must not wait */
+            CHECK_STATUS(mpq_put_flush(queue, ticket, &now, &error), MPQ_FLUSH_FAILED, error);
+            CHECK(strstr(error.message, "is in the queue") != NULL);
+            atomic_store(&queue->closing, 0);
+            disk.flushes = 0;
+            disk.fails = fails != 0;
+            CHECK_STATUS(mpq_close(queue, &forever, &error), disk.fails ? MPQ_FLUSH_FAILED : MPQ_OK,
+                         error);
+            CHECK(disk.flushes != 0);
+            CHECK_STATUS(mpq_put_flush(queue, ticket, &forever, &error),
+                         disk.fails ? MPQ_FLUSH_FAILED : MPQ_OK, error);
+            CHECK(!disk.fails || error.os_errno == EIO);
+            CHECK_STATUS(mpq_put_flush(queue, 0, &forever, &error), MPQ_OK, error);
+            CHECK_STATUS(mpq_put_try(queue, &item, &seq, &ticket, &error), MPQ_CLOSED, error);
+            mpq_free(queue);
+            disk.fails = false;
+            queue = open_queue(&args);
+            CHECK_EQ(mpq_depth(queue), 2);
+            disk.flushes = 0;
+            close_queue(queue);
+            CHECK_EQ(disk.flushes, 0); /* nothing was owed */
+            fixture_remove(&fixture);
+        }
+    }
+}
+
 int main(void)
 {
     RUN(items_come_in_order_and_leave_by_ack);
@@ -284,5 +343,6 @@ int main(void)
     RUN(refusals_change_nothing);
     RUN(a_large_item_passes_segments_that_are_too_small);
     RUN(a_refused_filesystem_is_named);
+    RUN(a_put_whose_handle_is_closed_before_its_flush_is_flushed_by_the_close);
     return 0;
 }

@@ -88,6 +88,30 @@ def test_an_ack_is_durable_when_any_of_two_closes_returns(
             assert len(again) == 0
 
 
+def test_a_put_beside_a_close_returns_or_is_absent(tmp_path: Path) -> None:
+    absent = present = 0
+    for number in range(20):
+        q = mpqueue.Queue(tmp_path / str(number), segment_size=1 << 16)
+        seqs: list[int] = []
+
+        def put(q: mpqueue.Queue = q, seqs: list[int] = seqs) -> None:
+            while True:
+                seqs.append(q.put(b"x"))
+
+        def close(q: mpqueue.Queue = q, seqs: list[int] = seqs) -> None:
+            while not seqs:
+                pass
+            q.close()
+
+        errors = _together(put, put, close)
+        assert [type(error) for error in errors] == [mpqueue.Closed] * 2
+        absent += len(errors)
+        with mpqueue.Queue(tmp_path / str(number)) as again, again.consumer() as c:
+            assert [item.seq for item in c.drain()] == sorted(seqs)
+        present += len(seqs)
+    assert absent == 40 and present >= 20
+
+
 def test_a_consumer_waits_for_another_one_of_its_own_handle(tmp_path: Path) -> None:
     with mpqueue.Queue(tmp_path / "spool") as q:
         held = q.consumer()
