@@ -72,6 +72,35 @@ def test_retry_and_drop(graves: Path) -> None:
         assert len(q.dead) == 0
 
 
+def test_destroy_wants_a_yes_for_dead_letters(graves: Path) -> None:
+    """It once removed them with a queue that was empty but for them."""
+
+    def destroy(*words: str, code: int) -> str:
+        command = [sys.executable, "-P", "-m", "mpqueue", "destroy", str(graves), *words]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    assert "holds 3 dead letters; destroy --yes" in destroy(code=common.USAGE)
+    with mpqueue.Queue(graves) as q:
+        q.put(b"x")
+    assert "holds 1 item and 3 dead letters; destroy --yes" in destroy(code=common.USAGE)
+    with mpqueue.Queue(graves) as q:
+        assert (len(q), len(q.dead)) == (1, 3)
+        with q.consumer() as c:
+            assert c.take().body == b"x"
+        q.dead.drop(limit=2)
+    assert "holds 1 dead letter; destroy --yes" in destroy(code=common.USAGE)
+    destroy("--yes", code=common.OK)
+    assert not graves.exists()
+    with mpqueue.Queue(graves, max_attempts=1) as q, q.consumer() as c:
+        q.put(b"x")
+        c.reserve().dead()
+        q.dead.purge()
+    destroy(code=common.OK)
+    assert not graves.exists()
+
+
 def test_doctor_tells_of_dead_letters(graves: Path) -> None:
     def dead() -> list[tuple[str, str]]:
         return [
