@@ -151,8 +151,10 @@ class DeadLetters(Generic[T]):
         looks at the oldest `ack_window` letters at most.
 
         Waits up to `timeout` seconds for room, then Full; what went back before stays there. Raises
-        ConsumerBusy while another process consumes or redrives the dead letters, and as put().
+        ConsumerBusy while another process consumes or redrives the dead letters, ValueError for a
+        limit or timeout below 0, and as put().
         """
+        _check(timeout=timeout)
         back: set[str] = set()
 
         def put_back(consumer: Any, item: Item[Any], letter: DeadLetter) -> bool:
@@ -182,8 +184,10 @@ class DeadLetters(Generic[T]):
         """Drop what is older than `older` seconds, and all but the newest `keep`; returns how many.
 
         older: the option dead_retain when it is None and `keep` too. `queue.checkpoint()` does this
-        when the queue has dead_retain. Raises as drop().
+        when the queue has dead_retain. Raises ValueError for one below 0, and as drop().
         """
+        _check(older=older)
+        _check_count(keep=keep)
         if older is None and keep is None:
             older = self._queue.options.dead_retain
         surplus = 0 if keep is None else max(0, len(self) - keep)
@@ -207,6 +211,7 @@ class DeadLetters(Generic[T]):
         limit: int | None,
         act: Callable[[Any, Item[Any], DeadLetter], bool],
     ) -> int:
+        _check_count(limit=limit)
         done = 0
         queue = self.queue
         if queue is None:
@@ -232,6 +237,19 @@ class DeadLetters(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<mpqueue.DeadLetters {self.path!r}>"
+
+
+def _check(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} is {value}: it takes a number from 0 up, or None")
+
+
+def _check_count(**given: int | None) -> None:
+    _check(**given)
+    for name, value in given.items():
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"{name} is {value}: it takes a whole number, or None")
 
 
 def _predicate(select: Select | None) -> Callable[[DeadLetter], bool]:

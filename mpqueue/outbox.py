@@ -155,6 +155,11 @@ def _json_pair(row: str, column: str) -> str:
     return f"'{name}', CASE typeof({value}) WHEN 'blob' THEN hex({value}) ELSE {value} END"
 
 
+def _check(name: str, seconds: float) -> None:
+    if not seconds >= 0:
+        raise ValueError(f"{name} is {seconds}: it takes a number of seconds from 0 up")
+
+
 class Relay:
     """The one that puts the rows of an outbox into a queue; one at a time for each table.
 
@@ -191,8 +196,9 @@ class Relay:
         Raises BlockingIOError when another one has the role, ValueError, TypeError, and what the
         database raises.
         """
-        if batch < 1:
+        if not batch >= 1:
             raise ValueError("batch is a number of rows, at least 1")
+        _check("wait", wait)
         if queue._encode is not None:
             raise ValueError(
                 f"{queue.path}: rows hold bytes as they are stored: open the queue with raw=True"
@@ -219,7 +225,9 @@ class Relay:
         Waits for room at most `timeout` seconds for each row; the rest is for the next call.
 
         Raises what put, flush and the database raise: the rows that were not deleted come again.
+        ValueError for a timeout that is none.
         """
+        _check("timeout", timeout)  # put would refuse it too, which is taken for the row's fault
         rows = self._database.read(
             f"SELECT id, key, body, headers FROM {self._table} WHERE refused IS NULL "
             "ORDER BY id LIMIT ?",
@@ -280,8 +288,10 @@ class Relay:
         """step() again and again, with a pause of `interval` seconds when no row is there.
 
         Returns when `stop()` is true, looked at after each step, or with until_empty when no row
-        is left. A row that a full queue does not take waits. Raises what step() raises.
+        is left. A row that a full queue does not take waits. Raises what step() raises, ValueError
+        for an interval that is none.
         """
+        _check("interval", interval)
         while True:
             done = self.step()
             if stop() or (until_empty and not done and not self.pending()):

@@ -44,6 +44,8 @@ class Zstd(Base, Generic[T]):
     def __init__(
         self, inner: Codec[T] | str = "bytes", level: int = 3, max_size: int = 1 << 30
     ) -> None:
+        if not max_size >= 0:
+            raise ValueError(f"max_size is {max_size}: it takes a number of bytes from 0 up")
         self._zstd = library("zstandard", "zstd")
         if isinstance(inner, str):
             from mpqueue.codecs.registry import lookup

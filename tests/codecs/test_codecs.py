@@ -145,6 +145,12 @@ def test_what_is_no_plain_array_is_refused(value: Any) -> None:
         codecs.Numpy().encode(value)
 
 
+@pytest.mark.parametrize("bad", [-1, float("nan")])
+def test_a_bound_that_is_none_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="max_size is"):
+        codecs.Zstd("bytes", max_size=bad)
+
+
 def test_field_names_that_the_format_has_no_room_for_are_refused() -> None:
     with pytest.raises(ValueError, match="latin-1"):
         codecs.Numpy().encode(numpy.zeros(1, [("\u0100", "i4")]))

@@ -133,6 +133,25 @@ def test_a_second_letter_of_one_item_is_dropped(open_queue: OpenQueue, tmp_path:
     mpqueue.destroy(before)
 
 
+@pytest.mark.parametrize("bad", [-1, -0.5, float("nan")])
+def test_bounds_that_are_none_drop_nothing(open_queue: OpenQueue, bad: float) -> None:
+    """older=-1 and keep=-1 once dropped all."""
+    q = open_queue()
+    bury(q, b"one", b"two")
+    for name, act in (
+        ("older", q.dead.sweep),
+        ("keep", q.dead.sweep),
+        ("limit", q.dead.drop),
+        ("limit", q.dead.redrive),
+        ("timeout", q.dead.redrive),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is {bad}"):
+            act(**{name: bad})
+    with pytest.raises(TypeError, match="keep is 0.5"):
+        q.dead.sweep(keep=0.5)
+    assert (bodies(q), len(q)) == ([b"one", b"two"], 0)
+
+
 def test_a_sweep_drops_by_age_and_by_number(
     open_queue: OpenQueue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

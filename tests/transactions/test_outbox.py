@@ -285,6 +285,22 @@ def test_a_trigger_finds_the_outbox_from_any_schema(postgres: Backend, q: mpqueu
     assert json.loads(body) == {"op": "insert", "table": "effects", "row": {"n": 3}}
 
 
+@pytest.mark.parametrize("bad", [-1, float("nan")])
+def test_what_is_no_time_is_refused(sqlite: Backend, q: mpqueue.Queue, bad: float) -> None:
+    """nan once waited for ever, and a timeout that is none was taken for the fault of each row."""
+    connection = sqlite.connect()
+    Outbox(connection).add(b"row")
+    connection.commit()
+    with pytest.raises(ValueError, match="wait is"):
+        Relay(sqlite.connect(), q, wait=bad)
+    with Relay(sqlite.connect(), q) as relay:
+        with pytest.raises(ValueError, match="interval is"):
+            relay.run(interval=bad, until_empty=True)
+        with pytest.raises(ValueError, match="timeout is"):
+            relay.step(bad)
+        assert (relay.refused, relay.step()) == (0, 1)
+
+
 def test_what_cannot_be_is_refused(sqlite: Backend, q: mpqueue.Queue, spool: Any) -> None:
     connection = sqlite.connect()
     with pytest.raises(ValueError, match="batch"):
