@@ -24,6 +24,7 @@ from mpqueue.exceptions import (
     MpqueueError,
     NoSpace,
     Sealed,
+    TooLarge,
 )
 from mpqueue.options import NO_CODEC, from_native, to_native
 
@@ -655,7 +656,8 @@ class Batch(Generic[T]):
     def append(self, item: Any, *, key: bytes | str | None = None) -> None:
         """Add one item, encoded or copied now. TooLarge comes on commit. key: as in put().
 
-        What the codec raises adds nothing; caught inside the block, the rest is put all the same.
+        What the codec raises, and what put() raises for a key, adds nothing; caught inside the
+        block, the rest is put all the same.
         """
         self._check_process()
         encode = self._queue._encode
@@ -667,6 +669,8 @@ class Batch(Generic[T]):
                 f"an item is bytes or another bytes-like object, not {type(body).__name__}: "
                 "encode it first, or give the queue a codec"
             ) from None
+        if key is not None:
+            self._queue._check_key(key)
         self._keys.append(key)
         self._items.append(body)
 
@@ -676,8 +680,9 @@ class Batch(Generic[T]):
         The batch is empty then, and may be filled again. Without items: an empty range. With keys
         a list: items that had been accepted before have the seqs of then.
 
-        Raises what put_many() raises. Full, LockTimeout, NoSpace and Sealed leave the items here
-        for another commit(); after any other error the batch is empty, and the error says whether
+        Raises what put_many() raises. Full, LockTimeout, NoSpace, Sealed, TypeError and ValueError
+        (Closed too, but not TooLarge) leave the items here for another commit(), or to be dropped
+        with a ResourceWarning; after any other error the batch is empty, and the error says whether
         they were put.
         """
         self._check_process()
@@ -686,9 +691,10 @@ class Batch(Generic[T]):
         given = keys if any(key is not None for key in keys) else None
         try:
             self.seqs = self._queue._put_encoded(items, timeout=self._timeout, keys=given)
-        except (Full, LockTimeout, NoSpace, Sealed):
-            self._items[:0] = items  # what another thread appended meanwhile stays behind them
-            self._keys[:0] = keys
+        except (Full, LockTimeout, NoSpace, Sealed, TypeError, ValueError) as error:
+            if not isinstance(error, TooLarge) and not getattr(error, "accepted", 0):
+                self._items[:0] = items  # what another thread appended meanwhile stays behind them
+                self._keys[:0] = keys
             raise
         return self.seqs
 

@@ -200,6 +200,8 @@ int key_append(PyObject *key, uint8_t **ext, uint16_t *ext_length);
 /* The first part of a put of one item with a key in its extension. may_wait false: a try call. */
 mpq_status keyed_claim(struct queue_object *self, const struct mpq_item_in *in, uint64_t timeout,
                        bool may_wait, uint64_t *seq, uint64_t *ticket, struct mpq_error *error);
+/* Raises what a put with that key raises for it. */
+PyObject *queue_check_key(PyObject *object, PyObject *key);
 PyObject *item_get_key(PyObject *item, void *closure);
 /* A list with the seq of every item; not atomic: in as many batches as needed. */
 PyObject *bundle_put_keyed(struct queue_object *self, struct bundle *bundle, PyObject *key_list,

@@ -85,6 +85,23 @@ mpq_status keyed_claim(struct queue_object *self, const struct mpq_item_in *in, 
     return status;
 }
 
+PyObject *queue_check_key(PyObject *object, PyObject *key)
+{
+    struct queue_object *self = (struct queue_object *)object;
+    const char *bytes;
+    size_t length;
+    if (!handle_open(self) || key_bytes(key, &bytes, &length) < 0)
+        return NULL;
+    const struct mpq_item_in none = {0};
+    struct mpq_keyed keyed;
+    struct mpq_error error;
+    const mpq_status status = mpq_keyed_begin(self->handle->queue, &keyed, &none, 1, &error);
+    if (status != MPQ_OK)
+        return error_raise(self->state, status, &error);
+    mpq_keyed_end(self->handle->queue, &keyed);
+    Py_RETURN_NONE;
+}
+
 PyObject *item_get_key(PyObject *object, void *closure)
 {
     (void)closure;

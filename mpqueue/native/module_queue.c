@@ -730,6 +730,7 @@ static PyMethodDef queue_methods[] = {
      "_claim(body, headers, timeout, key=None, /) -> (seq, ticket) | None\n\nThe first part of a "
      "put, of what is encoded already. A ticket that is not None is for\n_await_flush(). None: it "
      "would have to wait, and timeout was None."},
+    {"_check_key", queue_check_key, METH_O, "_check_key(key, /) -> None\n\nRaises as put()."},
     {"_await_flush", queue_await_flush, METH_O,
      "_await_flush(ticket, /) -> None\n\nThe second part: waits for the disk."},
     {"_put_encoded", FAST(queue_put_encoded), "put_many() of what is encoded already."},

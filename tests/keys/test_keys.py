@@ -112,6 +112,53 @@ def test_batches_with_keys(open_queue: OpenQueue) -> None:
     assert batch.seqs == range(first + 3, first + 4)
 
 
+def test_a_bad_key_is_refused_where_it_is_appended(open_queue: OpenQueue, tmp_path: Path) -> None:
+    """It was refused on commit, and took all good items with it, without a word."""
+    q = open_queue(key_window=10)
+    with q.batch() as batch:
+        batch.append(b"one", key="1")
+        for bad, error in (("", ValueError), (b"x" * 1025, ValueError), (7, TypeError)):
+            with pytest.raises(error, match="key"):
+                batch.append(b"bad", key=bad)
+        batch.append(b"two", key=b"2")
+    assert batch.seqs == [1, 2]
+    with mpqueue.Queue(tmp_path / "keyless") as other:
+        with other.batch() as batch:
+            batch.append(b"one")
+            with pytest.raises(mpqueue.OptionsMismatch, match="key_window"):
+                batch.append(b"two", key="k")
+        assert len(other) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, mpqueue.OptionsMismatch])
+def test_what_a_commit_does_not_put_stays_in_the_batch(
+    open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    q = open_queue(key_window=10)
+    batch = q.batch()
+    batch.append(b"one", key="1")
+
+    def refuse(*args: object, **named: object) -> None:
+        raise error("no")
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(type(q), "_put_encoded", refuse)
+        batch.commit()
+    assert (len(batch), len(q)) == (1, 0)
+    assert batch.commit() == [1]
+
+
+def test_a_batch_whose_queue_was_closed_says_what_it_drops(open_queue: OpenQueue) -> None:
+    q = open_queue()
+    batch = q.batch()
+    batch.append(b"one")
+    q.close()
+    with pytest.raises(mpqueue.Closed):
+        batch.commit()
+    with pytest.warns(ResourceWarning, match="1 appended"):
+        del batch
+
+
 def test_a_full_queue_knows_what_it_has(open_queue: OpenQueue) -> None:
     q = open_queue(key_window=10, capacity=2)
     first = q.put(b"", key="1")
