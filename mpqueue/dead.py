@@ -13,6 +13,7 @@ import os
 import time
 
 from mpqueue import _log
+from mpqueue._begun import refuse_again
 from mpqueue._record import Record
 
 TYPE_CHECKING = False
@@ -73,6 +74,7 @@ class DeadLetters(Generic[T]):
 
     def __init__(self, queue: Queue[T]) -> None:
         """Use `queue.dead`."""
+        refuse_again(self, "path")
         self._queue = queue
         self._opened: Queue[Any] | None = None
         self.path: str = os.path.join(queue.path, DIRECTORY)

@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpqueue import _database
+from mpqueue._begun import refuse_again
 from mpqueue._database import TransactionError, WeakDurability
 from mpqueue.exceptions import Closed, Poisoned, StaleItem
 from mpqueue.pipeline import identity
@@ -80,6 +81,7 @@ class Inbox:
         Raises WeakDurability, TransactionError, ValueError for a name that cannot be, TypeError,
         and what the database raises.
         """
+        refuse_again(self, "_table")
         if not keep > 0:
             raise ValueError("keep is a number of seconds above 0")
         self._database = _database.wrap(connection)

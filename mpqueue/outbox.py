@@ -20,6 +20,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from mpqueue import _database, _log
+from mpqueue._begun import refuse_again
 from mpqueue._database import TransactionError, WeakDurability
 from mpqueue.exceptions import Full, LockTimeout, MpqueueError, TooLarge
 from mpqueue.pipeline import claim_once
@@ -196,6 +197,7 @@ class Relay:
         Raises BlockingIOError when another one has the role, ValueError, TypeError, and what the
         database raises.
         """
+        refuse_again(self, "_release")
         if not batch >= 1:
             raise ValueError("batch is a number of rows, at least 1")
         _check("wait", wait)

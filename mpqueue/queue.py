@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 
 from mpqueue import _log, _native, semaphore
+from mpqueue._begun import refuse_again
 from mpqueue.consumer import Consumer
 from mpqueue.exceptions import (
     Closed,
@@ -200,6 +201,7 @@ class Queue(_native.Queue[T]):
         ValueError for an option out of range or an unknown codec, ImportError when a codec misses
         its library, OSError; on any of them nothing that existed was changed.
         """
+        refuse_again(self, "_dead")
         given: dict[str, Any] = {
             "segment_size": segment_size,
             "max_segments": max_segments,
@@ -246,13 +248,13 @@ class Queue(_native.Queue[T]):
         where = _absolute(path)
         if not raw:
             self._judge(where)
-        self._dead: DeadLetters[T] | None = None
         super().__init__(
             where,
             create=create,
             options=to_native(self._given),
             allow_filesystem=os.environ.get(_ALLOW_FILESYSTEM),
         )
+        self._dead: DeadLetters[T] | None = None
         stored = self._options()
         if self._codec is not None or (codec is None and not raw and stored["codec"]):
             self._use_codec(stored["codec"])
@@ -638,6 +640,7 @@ class Batch(Generic[T]):
     """
 
     def __init__(self, queue: Queue[T], timeout: float | None) -> None:
+        refuse_again(self, "seqs")
         self._queue = queue
         self._timeout = timeout
         self._items: list[bytes] = []

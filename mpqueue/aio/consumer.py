@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Generic
 
+from mpqueue._begun import refuse_again
 from mpqueue.aio.threads import Ending, deadline_of, slice_of
 from mpqueue.exceptions import Closed, ConsumerBusy, Corrupt, MpqueueError, Sealed
 
@@ -71,6 +72,7 @@ class AsyncConsumer(Generic[T]):
         options: dict[str, Any],
     ) -> None:
         """Use `AsyncQueue.consumer()`."""
+        refuse_again(self, "_acks_wait")
         self._queue = queue
         self._threads = threads
         self._standby = wait

@@ -11,6 +11,7 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Generic
 
+from mpqueue._begun import refuse_again
 from mpqueue.aio.consumer import AsyncConsumer
 from mpqueue.aio.threads import Ending, Threads, deadline_of, slice_of
 from mpqueue.exceptions import Full
@@ -56,6 +57,7 @@ class AsyncQueue(Generic[T]):
 
     def __init__(self, queue: Queue[T]) -> None:
         """Wrap an open handle, which from then on is closed by close()."""
+        refuse_again(self, "_consumer")
         self.queue: Queue[T] = queue
         self._threads = Threads(queue.path)
         self._ending = Ending(self._threads, queue.close)

@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import mpqueue
+from mpqueue._begun import refuse_again
 from mpqueue._words import count
 from mpqueue.logging import record as records
 
@@ -57,6 +58,7 @@ class QueueHandler(logging.handlers.QueueHandler):
         Raises what mpqueue.Queue raises; TypeError for options beside a handle; ValueError for a
         negative timeout.
         """
+        refuse_again(self, "_unsaid")
         if timeout is not None and not timeout >= 0:
             raise ValueError("timeout is a number of seconds >= 0, or None to wait for ever")
         self._path: Path | None = None

@@ -17,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import mpqueue
+from mpqueue._begun import refuse_again
 from mpqueue.logging import record as records
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class QueueListener(logging.handlers.QueueListener):
 
         The role is taken by start(). ValueError when max_attempts is less than 1.
         """
+        refuse_again(self, "given_up")
         if max_attempts < 1:
             raise ValueError("max_attempts is 1 or more")
         given: Any = queue

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from mpqueue import layout
+from mpqueue._begun import refuse_again
 from mpqueue.reader.acks import Acks
 from mpqueue.reader.control import Control, Liveness, Member, members, read_control
 from mpqueue.reader.evidence import read_evidence
@@ -72,6 +73,7 @@ class Inspection:
 
     def __init__(self, path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> None:
         """Raises NotAQueue, FormatError, OSError."""
+        refuse_again(self, "source")
         name = os.fsdecode(path)
         if not name:
             raise ValueError("an empty path is no directory of a queue: '.' is the current one")
