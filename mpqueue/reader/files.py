@@ -7,7 +7,9 @@ whole twin is a `Finding`; what leaves no truth at all raises.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,9 +87,15 @@ xxh64: Callable[[bytes | memoryview, int], int] = xxhash.xxh64_intdigest
 
 
 def open_file(path: Path) -> int:
-    """A descriptor of a file, for reading. Raises OSError, with advice where it is forbidden."""
+    """A descriptor of a regular file, for reading.
+
+    Raises FormatError for what is something else, which may never answer, or lead elsewhere;
+    OSError, with advice where it is forbidden.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, flags)
+        mode = os.fstat(descriptor).st_mode
     except PermissionError as error:
         raise PermissionError(
             error.errno,
@@ -95,10 +103,36 @@ def open_file(path: Path) -> int:
             "files (`mpqueue init --mode`), or look as their owner",
             str(path),
         ) from None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.ENODEV):
+            raise
+        raise _irregular(path, os.lstat(path).st_mode) from None
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _irregular(path, mode)
+    return descriptor
+
+
+def _irregular(path: Path, mode: int) -> FormatError:
+    found = _KINDS.get(stat.S_IFMT(mode), "a special file")
+    return FormatError(
+        f"{path}: this is {found}, and the files of a queue are regular files: put back the file "
+        "that was there, or remove it; nothing was touched"
+    )
+
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def read_file(path: Path, limit: int = -1) -> bytes:
-    """The bytes of a file. Raises OSError."""
+    """The bytes of a file. Raises as open_file()."""
     with open(path, "rb", buffering=0, opener=lambda name, flags: open_file(path)) as file:
         data = file.read() if limit < 0 else file.read(limit)
     return data or b""

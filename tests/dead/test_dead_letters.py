@@ -147,7 +147,7 @@ def test_bounds_that_are_none_drop_nothing(open_queue: OpenQueue, bad: float) ->
     ):
         with pytest.raises(ValueError, match=f"{name} is {bad}"):
             act(**{name: bad})
-    with pytest.raises(TypeError, match="keep is 0.5"):
+    with pytest.raises(TypeError, match=r"keep is 0\.5"):
         q.dead.sweep(keep=0.5)
     assert (bodies(q), len(q)) == ([b"one", b"two"], 0)
 
