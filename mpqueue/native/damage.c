@@ -76,7 +76,7 @@ static uint64_t first_seq_at(struct mpq_consumer *consumer, uint64_t from)
  * before or never issued. The walk goes on at `to`. The first of them is settled last and keeps the
  * floor until then: who dies between two flips leaves the rest to be counted. */
 mpq_status mpq_lose(struct mpq_consumer *consumer, uint64_t first, uint64_t from, uint64_t to,
-                    uint64_t next_seq, struct mpq_error *error)
+                    uint64_t next_seq, bool headed, struct mpq_error *error)
 {
     struct mpq_queue *queue = consumer->queue;
     const uint64_t extent = MPQ_POSITION_GEN(from) == MPQ_POSITION_GEN(to) ? (to - from) << 5 : 0;
@@ -112,7 +112,8 @@ mpq_status mpq_lose(struct mpq_consumer *consumer, uint64_t first, uint64_t from
     if (lost == 0)
         return MPQ_OK;
     mpq_mark_damaged(queue, MPQ_POSITION_GEN(from));
-    mpq_recount(consumer);
+    if (!headed) /* else its bytes are known: a walk over the backlog would find the same */
+        mpq_recount(consumer);
     return mpq_corrupt(consumer, MPQ_POSITION_GEN(from), MPQ_POSITION_OFF(from), lost, extent,
                        error);
 }
@@ -198,7 +199,7 @@ mpq_status mpq_cross_damage(struct mpq_consumer *consumer, struct mpq_segment *s
     if (segment != NULL)
         mpq_quarantine(queue, segment, offset,
                        found != 0 ? found : mpq_min64(limit, segment->bytes));
-    status = mpq_lose(consumer, first_seq_at(consumer, from), from, to, next_seq, error);
+    status = mpq_lose(consumer, first_seq_at(consumer, from), from, to, next_seq, false, error);
     if (status == MPQ_CORRUPT && segment == NULL && !consumer->peeking)
         mpq_bump(queue->control->lost_segments, missing_from(queue, generation, tail.position));
     return status;

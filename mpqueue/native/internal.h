@@ -693,9 +693,10 @@ mpq_status mpq_cursor_leave(struct mpq_consumer *consumer, struct mpq_error *err
 /* The consumer of this handle, or NULL: it is not freed before mpq_consumer_free. */
 struct mpq_consumer *mpq_consumer_hold(struct mpq_queue *queue);
 /* damage.c: consumer->mutex held. Books nothing while the consumer peeks. MPQ_CORRUPT, MPQ_EMPTY
- * when the window blocks it, MPQ_OK when nothing was lost after all. */
+ * when the window blocks it, MPQ_OK when nothing was lost after all. headed: it is one frame, whose
+ * header holds. */
 mpq_status mpq_lose(struct mpq_consumer *consumer, uint64_t first, uint64_t from, uint64_t to,
-                    uint64_t next_seq, struct mpq_error *error);
+                    uint64_t next_seq, bool headed, struct mpq_error *error);
 /* No header holds at the read position: finds where frames go on, and books what is between. */
 mpq_status mpq_cross_damage(struct mpq_consumer *consumer, struct mpq_segment *segment,
                             struct mpq_error *error);

@@ -143,7 +143,7 @@ static enum step step_frame(struct mpq_consumer *consumer, struct step_out *out,
     mpq_quarantine(queue, out->segment, out->offset, out->offset + out->seen.extent);
     mpq_status status =
         mpq_lose(consumer, header->seq, consumer->read_position,
-                 consumer->read_position + (out->seen.extent >> 5), header->seq + 1, error);
+                 consumer->read_position + (out->seen.extent >> 5), header->seq + 1, true, error);
     return status == MPQ_OK ? STEP_ON : stop(out, status);
 }
 

@@ -333,6 +333,79 @@ static void a_put_whose_handle_is_closed_before_its_flush_is_flushed_by_the_clos
     }
 }
 
+static unsigned opened;
+
+static int counted_open(mpq_io *io, int directory, const char *name, int flags, mode_t mode)
+{
+    (void)io;
+    opened += strncmp(name, "segment-", 8) == 0;
+    return mpq_io_system.open(&mpq_io_system, directory, name, flags, mode);
+}
+
+/* Each of these losses once was counted by a walk over the whole backlog. */
+static void a_damaged_body_is_counted_exactly_without_a_look_at_the_backlog(void)
+{
+    enum { ITEMS = 200, BROKEN = 30 };
+    static char body[4000];
+    struct fixture fixture;
+    fixture_make(&fixture);
+    struct mpq_open_args args = fixture_args(&fixture, MPQ_DURABILITY_NONE);
+    struct mpq_io io = mpq_io_system;
+    struct mpq_queue *queue = open_queue(&args);
+    for (uint32_t i = 0; i < ITEMS; i++)
+        put_ok(queue, body, i % 2 == 0 ? 900 : sizeof body);
+    close_queue(queue);
+    io.open = counted_open;
+    args.io = &io;
+    queue = open_queue(&args);
+    struct mpq_consumer *consumer = open_consumer(queue);
+    struct mpq_item item = reserve_ok(consumer);
+    struct mpq_stats stats;
+    struct mpq_error error;
+    uint64_t bytes = 0, lost = 0;
+    CHECK_EQ(consumer->segment->generation, 1);
+    for (uint64_t offset = MPQ_SEGMENT_FIRST, seq = 1; seq <= BROKEN;) {
+        struct mpq_seen seen;
+        if (mpq_frame_see(queue, consumer->segment, offset, 0, &seen) != MPQ_SEE_FRAME ||
+            seen.code == MPQ_PAD)
+            break;
+        if (seq % 3 == 0) {
+            consumer->segment->base[offset + MPQ_FRAME_HEADER + 7] ^= 1;
+            lost++;
+        }
+        bytes += seen.extent;
+        offset += seen.extent;
+        seq++;
+    }
+    CHECK(lost > 3);
+    mpq_segment_release(item.segment);
+    opened = 0;
+    mpq_stats_get(queue, &stats);
+    const uint64_t backlog = stats.backlog_bytes;
+    uint64_t done = 0;
+    for (uint64_t left = lost; left != 0;) {
+        const mpq_status status = reserve(consumer, &item, &error);
+        CHECK(status == MPQ_OK || status == MPQ_CORRUPT);
+        left -= status == MPQ_CORRUPT;
+        done += status == MPQ_CORRUPT ? error.lost_bytes : 0;
+        if (status == MPQ_OK)
+            mpq_segment_release(item.segment);
+        mpq_stats_get(queue, &stats);
+        CHECK_EQ(stats.lost_items, lost - left);
+        CHECK_EQ(stats.depth, ITEMS - (lost - left));
+        CHECK_EQ(stats.backlog_bytes, backlog - done);
+    }
+    CHECK(done < bytes);
+    CHECK(opened <= 1);
+    mpq_recount(consumer);
+    mpq_stats_get(queue, &stats);
+    CHECK_EQ(stats.depth, ITEMS - lost);
+    CHECK_EQ(stats.backlog_bytes, backlog - done);
+    close_consumer(consumer);
+    close_queue(queue);
+    fixture_remove(&fixture);
+}
+
 int main(void)
 {
     RUN(items_come_in_order_and_leave_by_ack);
@@ -343,6 +416,7 @@ int main(void)
     RUN(refusals_change_nothing);
     RUN(a_large_item_passes_segments_that_are_too_small);
     RUN(a_refused_filesystem_is_named);
+    RUN(a_damaged_body_is_counted_exactly_without_a_look_at_the_backlog);
     RUN(a_put_whose_handle_is_closed_before_its_flush_is_flushed_by_the_close);
     return 0;
 }
