@@ -547,8 +547,12 @@ struct mpq_file_id mpq_fd_id(mpq_io *io, int fd)
 
 bool mpq_fd_is(mpq_io *io, int fd, const struct mpq_file_id *id)
 {
-    const struct mpq_file_id now = mpq_fd_id(io, fd);
-    return id->inode == 0 || (now.inode == id->inode && now.device == id->device);
+    struct stat now;
+    if (id->inode == 0)
+        return true;
+    if (io->fstat(io, fd, &now) != 0)
+        return errno != EBADF; /* what comes next will tell */
+    return now.st_ino == id->inode && now.st_dev == id->device;
 }
 
 void mpq_fd_close(mpq_io *io, int fd, const struct mpq_file_id *id)
