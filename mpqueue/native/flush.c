@@ -450,9 +450,8 @@ mpq_status mpq_flush_leave(struct mpq_queue *queue, struct mpq_error *error)
         if (status != MPQ_OK && failed == 0)
             failed = EIO;
     }
+    /* SYNC parted: before the release of mpq_leave, after which the handle looks like a child's */
     atomic_store(&queue->parted, 1 + (uint32_t)failed);
-    atomic_thread_fence(
-        memory_order_release); /* SYNC parted: before mpq_leave makes it a child's */
     return status;
 }
 
@@ -464,8 +463,9 @@ static mpq_status flush_of_close(struct mpq_queue *queue, const struct mpq_call 
     mpq_io *io = queue->io;
     uint32_t parted;
     for (;;) { /* control may be gone: mpq_pause is not for here */
-        const bool forked = mpq_forked(queue);
-        atomic_thread_fence(memory_order_acquire); /* SYNC parted: in mpq_flush_leave */
+        /* SYNC parted: acquire here, release in mpq_leave */
+        const bool forked =
+            atomic_load_explicit(&queue->fork->incarnation, memory_order_acquire) == 0;
         parted = atomic_load(&queue->parted);
         if (parted != 0 || forked || io->monotonic_ns(io) >= call->deadline_ns)
             break; /* forked: that close is the parent's */

@@ -369,7 +369,8 @@ void mpq_leave(struct mpq_queue *queue)
         mpq_load(queue->me->incarnation) == queue->incarnation) {
         mpq_store(queue->me->role, 0);
     }
-    mpq_store(queue->fork->incarnation, 0);
+    /* SYNC parted: release here, acquire in flush_of_close */
+    atomic_store_explicit(&queue->fork->incarnation, 0, memory_order_release);
     mpq_pin_drop(queue, &queue->pin);
 }
 

@@ -6,6 +6,7 @@ Method: each is used, begun again with the same arguments, and used on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -81,14 +82,17 @@ def test_those_of_an_event_loop(open_queue: OpenQueue) -> None:
 
 def test_those_with_a_database(open_queue: OpenQueue, tmp_path: Path) -> None:
     q = open_queue()
-    connection = sqlite3.connect(tmp_path / "db")
-    with Relay(connection, q) as relay:
-        refused(relay, connection, q)
-        with pytest.raises(BlockingIOError):
-            Relay(sqlite3.connect(tmp_path / "db"), q)
-    with q.consumer() as c:
-        inbox = Inbox(connection, c, allow_weak=True)
-        refused(inbox, connection, c)
+    with (
+        contextlib.closing(sqlite3.connect(tmp_path / "db")) as connection,
+        contextlib.closing(sqlite3.connect(tmp_path / "db")) as another,
+    ):
+        with Relay(connection, q) as relay:
+            refused(relay, connection, q)
+            with pytest.raises(BlockingIOError):
+                Relay(another, q)
+        with q.consumer() as c:
+            inbox = Inbox(connection, c, allow_weak=True)
+            refused(inbox, connection, c)
 
 
 def test_those_of_logging(open_queue: OpenQueue) -> None:
