@@ -122,7 +122,10 @@ def test_meta_of_garbage_is_not_a_queue(tmp_path: Path, act: Act, meta: bytes) -
 @act
 def test_meta_that_is_a_directory_is_refused(tmp_path: Path, act: Act) -> None:
     (tmp_path / "meta").mkdir()
-    with untouched(tmp_path), pytest.raises((mpqueue.NotAQueue, OSError)) as refused:
+    with (
+        untouched(tmp_path),
+        pytest.raises((mpqueue.FormatError, mpqueue.NotAQueue, OSError)) as refused,
+    ):
         act(tmp_path)
     advises(refused.value, tmp_path, "meta")
 
