@@ -303,9 +303,9 @@ mpq_status mpq_unreserve(struct mpq_consumer *consumer, uint64_t seq, uint64_t t
 
 bool mpq_handed_out(struct mpq_consumer *consumer, uint64_t seq, uint64_t token)
 {
-    mpq_look_begin(consumer);
+    const bool ours = mpq_look_begin(consumer);
     const bool out = mpq_entry_held(consumer, mpq_entry_of(consumer, seq), seq, token);
-    mpq_look_end(consumer);
+    mpq_look_end(consumer, ours);
     return out;
 }
 

@@ -645,8 +645,8 @@ mpq_status mpq_consumer_check(struct mpq_consumer *consumer, struct mpq_error *e
 mpq_status mpq_consumer_enter(struct mpq_consumer *consumer, struct mpq_error *error);
 /* view.c: around a look at what the consumer has in hand. A forked child looks, too: it alone uses
  * what it has inherited, and a thread that does not exist there may hold the mutex. */
-void mpq_look_begin(struct mpq_consumer *consumer);
-void mpq_look_end(struct mpq_consumer *consumer);
+bool mpq_look_begin(struct mpq_consumer *consumer); /* for its mpq_look_end: a close may come */
+void mpq_look_end(struct mpq_consumer *consumer, bool ours);
 /* Recomputes settled totals from the frames between floor and tail. */
 void mpq_recount(struct mpq_consumer *consumer);
 struct mpq_segment *mpq_consumer_segment(struct mpq_consumer *consumer, uint64_t generation,

@@ -13,15 +13,17 @@ static bool is_ours(const struct mpq_consumer *consumer)
     return !mpq_forked(consumer->queue) && consumer->queue->incarnation == consumer->incarnation;
 }
 
-void mpq_look_begin(struct mpq_consumer *consumer)
+bool mpq_look_begin(struct mpq_consumer *consumer)
 {
-    if (MPQ_LIKELY(is_ours(consumer)))
+    const bool ours = is_ours(consumer);
+    if (MPQ_LIKELY(ours))
         mpq_mutex_lock(&consumer->mutex);
+    return ours;
 }
 
-void mpq_look_end(struct mpq_consumer *consumer)
+void mpq_look_end(struct mpq_consumer *consumer, bool ours)
 {
-    if (MPQ_LIKELY(is_ours(consumer)))
+    if (MPQ_LIKELY(ours))
         mpq_mutex_unlock(&consumer->mutex);
 }
 
@@ -31,13 +33,12 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
     struct mpq_queue *queue = consumer->queue;
     mpq_io *io = queue->io;
     struct mpq_segment *view = NULL;
-    const bool ours = is_ours(consumer);
-    mpq_look_begin(consumer);
+    bool ours = mpq_look_begin(consumer);
     if (ours && consumer->view != NULL && consumer->view->generation == item->segment->generation) {
         view = consumer->view;
         mpq_segment_retain(view);
     }
-    mpq_look_end(consumer);
+    mpq_look_end(consumer, ours);
     if (view == NULL) {
         char name[MPQ_NAME_MAX];
         mpq_segment_name(item->segment->generation, name);
@@ -54,14 +55,14 @@ struct mpq_segment *mpq_item_view(struct mpq_consumer *consumer, const struct mp
         view->io = io;
         view->generation = item->segment->generation;
         view->bytes = item->segment->bytes;
-        mpq_store(view->references, ours ? 2 : 1); /* the caller's, and the consumer's */
         struct mpq_segment *before = NULL;
-        mpq_look_begin(consumer);
+        ours = mpq_look_begin(consumer);
+        mpq_store(view->references, ours ? 2 : 1); /* the caller's, and the consumer's */
         if (ours) {
             before = consumer->view;
             consumer->view = view;
         }
-        mpq_look_end(consumer);
+        mpq_look_end(consumer, ours);
         mpq_segment_release(before);
     }
     *body = view->base + (item->body - item->segment->base);
@@ -81,9 +82,9 @@ mpq_status mpq_item_settled(struct mpq_consumer *consumer, struct mpq_error *err
     struct mpq_queue *queue = consumer->queue;
     mpq_status status = mpq_usable(queue, error);
     /* Segments are freed below the floor alone, and its keeper is this process. */
-    mpq_look_begin(consumer);
+    const bool ours = mpq_look_begin(consumer);
     const uint64_t floor = MPQ_POSITION_GEN(consumer->record.floor_position);
-    mpq_look_end(consumer);
+    mpq_look_end(consumer, ours);
     if (status == MPQ_OK && mpq_load(queue->control->oldest_generation) > floor)
         status = mpq_overwritten(queue, error);
     return status;
